@@ -122,6 +122,7 @@ check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, generated files, 
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/pre-commit validate-config .pre-commit-config.yaml
+	$(BIN)/python scripts/house.py --check
 	$(BIN)/python scripts/sync_client.py --check
 	$(BIN)/python scripts/notebook.py --check
 	$(BIN)/python scripts/check_kubernetes.py

@@ -1,6 +1,7 @@
 """Count what makes this code hard or easy to move into, and print it as a table.
 
     python scripts/house.py [--list docstrings|names|helpers|suffixes|arrows]
+    python scripts/house.py --check   # no docstring begins with a question word (ruff allows some)
 
 Counts are of `storage/`, `interop/`, `state/` and `service/`, whichever are there. They show a
 direction; none of them is a proof that the code reads well.
@@ -208,8 +209,12 @@ def main() -> None:
     parser.add_argument(
         "--list", choices=("docstrings", "names", "helpers", "suffixes", "arrows"), default=None
     )
-    chosen = parser.parse_args().list
-    every = modules()
+    parser.add_argument("--check", action="store_true", help="fail on docstrings that ask")
+    arguments = parser.parse_args()
+    chosen, every = arguments.list, modules()
+    if arguments.check:
+        questions = [line for module in every for line in question_docstrings(module)]
+        sys.exit("\n".join(questions) or 0)
     lists = {
         "docstrings": [line for module in every for line in question_docstrings(module)],
         "names": [line for module in every for line in vague_names(module, VAGUE_NAMES)],
