@@ -212,11 +212,11 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="fail on docstrings that ask")
     arguments = parser.parse_args()
     chosen, every = arguments.list, modules()
+    questions = [line for module in every for line in question_docstrings(module)]
     if arguments.check:
-        questions = [line for module in every for line in question_docstrings(module)]
         sys.exit("\n".join(questions) or 0)
     lists = {
-        "docstrings": [line for module in every for line in question_docstrings(module)],
+        "docstrings": questions,
         "names": [line for module in every for line in vague_names(module, VAGUE_NAMES)],
         "helpers": [line for module in every for line in lone_helpers(module)],
         "suffixes": [

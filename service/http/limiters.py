@@ -65,7 +65,7 @@ class CatalogLimiter:
     """Limiter for all callers together; whoever has a slot waits for nothing but a database."""
 
     def __init__(self, at_once: int) -> None:
-        """Allow `gather` requests at a time."""
+        """Allow `at_once` requests at a time."""
         self._slots = asyncio.Semaphore(at_once)
 
     @asynccontextmanager
@@ -102,7 +102,7 @@ class StoreLimiter:
     """Limiters of store requests: one for each root, and one for each caller in a root."""
 
     def __init__(self, at_once: int = AT_ONCE, share: int = SHARE) -> None:
-        """Allow `gather` requests in each root, of which one caller gets `share` at most."""
+        """Allow `at_once` requests in each root, of which one caller gets `share` at most."""
         self._at_once, self._share = at_once, share
         self._semaphores: dict[tuple[str, ...], _SharedSemaphore] = {}
 

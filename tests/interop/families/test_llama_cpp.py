@@ -336,6 +336,15 @@ def as_published(folder, model_type):
     return folder
 
 
+def relative_error(logits, expected):
+    """Largest difference, as a part of the largest logit."""
+    return np.abs(logits - expected).max() / np.abs(expected).max()
+
+
+def error_of(path, ids, expected):
+    return relative_error(logits_of_file(path, ids[0]), expected)
+
+
 @pytest.mark.parametrize(("model_type", "name"), CELLS)
 def test_our_file_is_the_model_and_as_the_converter_writes_it_or_nobody_has_one(
     model_type, name, converter, outcomes, tmp_path
@@ -354,10 +363,6 @@ def test_our_file_is_the_model_and_as_the_converter_writes_it_or_nobody_has_one(
     outcomes.cells[model_type, name] = "refused"
     limit = LIMIT_OF_ITS_GELU if "gelu" in model.config.hidden_act else LIMIT
 
-    def error(path):
-        found = logits_of_file(path, ids[0])
-        return np.abs(found - expected).max() / np.abs(expected).max()
-
     try:
         path, _ = write(tmp_path, model)
     except ConfigError as exc:
@@ -368,12 +373,12 @@ def test_our_file_is_the_model_and_as_the_converter_writes_it_or_nobody_has_one(
         others = None
     if path is None:
         try:
-            distance = np.inf if others is None else error(others)
+            distance = np.inf if others is None else error_of(others, ids, expected)
         except EngineError:
             distance = np.inf
         assert distance > limit, f"llama.cpp's converter writes it: {refusal}"
         return
-    assert error(path) <= limit
+    assert error_of(path, ids, expected) <= limit
     outcomes.cells[model_type, name] = "written" if others is None else "compared"
     architecture = get_family(model_type).gguf.architecture
     unexplained = []
@@ -451,14 +456,12 @@ def test_a_random_model_is_written_as_it_is_or_refused(converter, tmp_path):
         outcomes["written"] += 1
         limit = LIMIT_OF_ITS_GELU if "gelu" in model.config.hidden_act else LIMIT
         try:
-            found = logits_of_file(path, ids[0])
+            error = error_of(path, ids, expected)
         except EngineError as exc:
             wrong.append((model_type, options, f"llama.cpp does not load it: {exc}"))
             continue
-        largest = np.abs(expected).max()
-        error = np.abs(found - expected).max() / largest
         # Some random models are so ill-conditioned that float32 itself is far from float64.
-        limit = max(limit, 8 * np.abs(rounded - expected).max() / largest)
+        limit = max(limit, 8 * relative_error(rounded, expected))
         if not error <= limit:
             wrong.append((model_type, options, f"{error:.2g} of the largest logit"))
         shutil.rmtree(folder)
