@@ -166,10 +166,6 @@ def _turning_queries(config: DecoderConfig, leaf: str) -> Op:
     return _turning(config, leaf, config.num_attention_heads, "content_dim")
 
 
-def _turning_key(config: DecoderConfig, leaf: str) -> Op:
-    return _turning(config, leaf, 1, "key_value_rank")
-
-
 def _turning(config: DecoderConfig, leaf: str, heads: int, start: str) -> Op:
     rows = RotaryRows(heads, 0 if config.latent is None else getattr(config.latent, start))
     return rows if leaf == "bias" else Chain((rows, TRANSPOSE))
@@ -179,7 +175,7 @@ TURNING_OPS: Mapping[str, Callable[[DecoderConfig, str], Op]] = MappingProxyType
     {
         "self_attn/q_proj": _turning_queries,
         "self_attn/q_b_proj": _turning_queries,
-        "self_attn/kv_a_proj": _turning_key,
+        "self_attn/kv_a_proj": lambda config, leaf: _turning(config, leaf, 1, "key_value_rank"),
     }
 )
 """Neighbouring dimensions turn together, of each query and of the one key."""

@@ -75,14 +75,6 @@ class Column(Op):
         return [(1, shape[0]) for shape in shapes]
 
 
-def _queries(config: DecoderConfig, leaf: str) -> Op:
-    return _pairs(config.num_attention_heads, leaf)
-
-
-def _keys(config: DecoderConfig, leaf: str) -> Op:
-    return _pairs(config.kv_heads, leaf)
-
-
 def _pairs(heads: int, leaf: str) -> Op:
     rows = RotaryRows(heads)
     return rows if leaf == "bias" else Chain((rows, TRANSPOSE))
@@ -90,7 +82,12 @@ def _pairs(heads: int, leaf: str) -> Op:
 
 Ops = Mapping[str, Callable[[DecoderConfig, str], Op]]
 
-ROTARY_PAIRS: Ops = MappingProxyType({"self_attn/q_proj": _queries, "self_attn/k_proj": _keys})
+ROTARY_PAIRS: Ops = MappingProxyType(
+    {
+        "self_attn/q_proj": lambda config, leaf: _pairs(config.num_attention_heads, leaf),
+        "self_attn/k_proj": lambda config, leaf: _pairs(config.kv_heads, leaf),
+    }
+)
 """Neighbouring dimensions of a head turn together, in the architectures of Llama's kind."""
 
 NORMS_PLUS_ONE: Ops = MappingProxyType(

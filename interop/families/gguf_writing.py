@@ -15,7 +15,6 @@ import numpy as np
 
 from cairn.interop.config.decoder import OURS_ALONE, DecoderConfig
 from cairn.interop.config.frequencies import attention_factor
-from cairn.interop.config.rope import RopeConfig
 from cairn.interop.conversion.ops import Array, Shape
 from cairn.interop.conversion.rules import RuleTable
 from cairn.interop.families.family import get_family, get_gguf_family
@@ -134,24 +133,20 @@ def _plain(config: DecoderConfig) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(config) if field.name not in left_out]
     options = {name: getattr(config, name) for name in names}
     options |= {"head_dim": config.head_size, "num_key_value_heads": config.kv_heads}
-    if config.rope is not None:
-        fast = 32.0 if config.rope.beta_fast is None else config.rope.beta_fast
-        slow = 1.0 if config.rope.beta_slow is None else config.rope.beta_slow
+    rope = config.rope
+    if rope is not None:
+        # A factor of cosines and sines that follows from the scaling is no option of its own.
+        factor = rope.attention_factor
+        usual = dataclasses.replace(rope, attention_factor=None)
+        if factor is not None and np.isclose(factor, attention_factor(usual), rtol=_CLOSE, atol=0):
+            factor = None
         options["rope"] = dataclasses.replace(
-            config.rope,
-            beta_fast=fast,
-            beta_slow=slow,
-            attention_factor=_own_attention_factor(config.rope),
+            rope,
+            beta_fast=32.0 if rope.beta_fast is None else rope.beta_fast,
+            beta_slow=1.0 if rope.beta_slow is None else rope.beta_slow,
+            attention_factor=factor,
         )
     return options
-
-
-def _own_attention_factor(rope: RopeConfig) -> float | None:
-    """Return the factor of cosines and sines, if it does not follow from the scaling."""
-    usual = dataclasses.replace(rope, attention_factor=None)
-    said = rope.attention_factor
-    follows = said is not None and np.isclose(said, attention_factor(usual), rtol=_CLOSE, atol=0)
-    return None if follows else said
 
 
 def _as_stored(value: Any) -> Any:

@@ -84,10 +84,6 @@ _TEXTS: Final = frozenset(
 )
 
 
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
-
-
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -106,7 +102,7 @@ def _is_text(value: object) -> bool:
 
 Kind = tuple[str, Callable[[Any], bool]]
 
-FLAG: Final[Kind] = ("true or false", _is_flag)
+FLAG: Final[Kind] = ("true or false", lambda value: isinstance(value, bool))
 COUNT: Final[Kind] = ("a positive integer", lambda value: _is_whole(value) and value > 0)
 COUNT_OR_ZERO: Final[Kind] = (
     "an integer, 0 or more",

@@ -12,10 +12,10 @@ from types import MappingProxyType
 
 from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.config.decoder_layers import Layer, LayerKind, block_layers, decoder_layers
-from cairn.interop.conversion.ops import RENAME, TRANSPOSE, Chain, Op, Split, Stack
+from cairn.interop.conversion.ops import RENAME, TRANSPOSE, Chain, Op, Split, SplitGroups, Stack
 from cairn.interop.conversion.rules import Rule, RuleTable
 
-__all__ = ["EXPERTS", "SANDWICH", "Fused", "Names", "fused_op"]
+__all__ = ["EXPERTS", "SANDWICH", "Fused", "Names", "fused_op", "qkv_by_group"]
 
 
 EXPERTS: Mapping[str, str] = MappingProxyType(
@@ -191,6 +191,21 @@ class Names:
             op = Chain((self.kernel, stack)) if leaf == "kernel" else stack
             rules.append(Rule((f"{path}/{leaf}",), names, op))
         return rules
+
+
+def qkv_by_group(name: str) -> Fused:
+    """Return the fusion of queries, keys and values where each key has its queries before it.
+
+    Args:
+        name: of the tensor, in a layer.
+    """
+
+    def split(config: DecoderConfig, leaf: str) -> Op:
+        size, heads = config.head_size, config.num_attention_heads // config.kv_heads
+        groups = SplitGroups(config.kv_heads, (heads * size, size, size))
+        return groups if leaf == "bias" else Chain((groups, TRANSPOSE))
+
+    return Fused(name, tuple(f"self_attn/{part}_proj" for part in "qkv"), split)
 
 
 def fused_op(layers: Sequence[Layer], leaf: str, kernel: Op) -> Op:

@@ -59,7 +59,12 @@ def decoder_axes(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Axes | Non
     """
     keys = path.split("/")
     if keys[-1] in PACKED and keys[-3:-1] == ["kernel", "array"]:
-        return _packed(path, DECODER_AXES.get(keys[-4]) if len(keys) > 3 else None, shapes)
+        # A quantized weight, or its scales.
+        axes = DECODER_AXES.get(keys[-4]) if len(keys) > 3 else None
+        whole = shapes.get(path.rpartition("/")[0] + "/qvalue")
+        if axes is None or whole is None:
+            return None
+        return axes if keys[-1] == "qvalue" else scale_axes(axes, whole, shapes[path])
     if keys[-1] in DECODER_AXES:
         return DECODER_AXES[keys[-1]]  # a vector, which is a leaf itself
     axes = DECODER_AXES.get(keys[-2]) if len(keys) > 1 else None
@@ -78,14 +83,6 @@ def decoder_axes(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Axes | Non
         "kernel_lora_b": (None, axes[-1]),
     }
     return by_name.get(keys[-1])
-
-
-def _packed(path: str, axes: Axes | None, shapes: Mapping[str, tuple[int, ...]]) -> Axes | None:
-    """Return the axis names of a quantized weight, or of its scales."""
-    whole = shapes.get(path.rpartition("/")[0] + "/qvalue")
-    if axes is None or whole is None:
-        return None
-    return axes if path.endswith("/qvalue") else scale_axes(axes, whole, shapes[path])
 
 
 def scale_axes(axes: Axes, whole: tuple[int, ...], scale: tuple[int, ...]) -> Axes:

@@ -44,11 +44,13 @@ class ProcessGrid:
                 f"processes: expected a number that divides {self.devices} devices, "
                 f"found {self.processes}"
             )
-        if not problems and not self._has_boxes():
-            problems.append(
-                f"processes: expected devices that fill whole axes from the last one on, found "
-                f"{self.devices // self.processes} devices a process"
-            )
+        if not problems:
+            covered = prod(self.box.values()) * self.processes == self.devices
+            if not covered or any(self.sizes[axis] % count for axis, count in self.box.items()):
+                problems.append(
+                    f"processes: expected devices that fill whole axes from the last one on, found "
+                    f"{self.devices // self.processes} devices a process"
+                )
         if problems:
             raise ArgumentError(
                 "no such mesh can be",
@@ -72,10 +74,6 @@ class ProcessGrid:
             # What is left over is no whole axis: then the boxes do not add up to the mesh.
             left = left // size if left % size == 0 else 1
         return {name: counts[name] for name in self.sizes}
-
-    def _has_boxes(self) -> bool:
-        whole = prod(self.box.values()) * self.processes == self.devices
-        return whole and all(self.sizes[axis] % count == 0 for axis, count in self.box.items())
 
     def box_count(self, entries: Iterable[AxisEntry]) -> int:
         """Return the number of different boxes of a leaf that a process has."""

@@ -81,7 +81,12 @@ def served_model(
     """
     config = stored_config(manifest)
     item = served_item(manifest.items)
-    random = _random_streams(reader, item)
+    # Keys of random streams, and the counts beside them, are no weights.
+    records = reader.contents.leaves if reader.contents is not None else ()
+    own = [record for record in records if record.item == item]
+    keys = {record.path for record in own if record.dtype.startswith("key<")}
+    counts = {f"{path.removesuffix('key')}count" for path in keys if path.endswith("/key")}
+    random = keys | counts
     infos = {path: info for path, info in reader.leaves(item).items() if path not in random}
     leaves = served_leaves(reader, item, infos)
     if isinstance(config, DecoderConfig):
@@ -131,14 +136,6 @@ def adapter_sources(
     )
     target = float_dtype(dtype, argument="dtype")
     return [array_source(name, array, dtype=target) for name, array in tensors.items()], content
-
-
-def _random_streams(reader: CheckpointReader, item: str) -> set[str]:
-    """Return the paths of random streams' leaves: their keys, and the counts beside these."""
-    records = reader.contents.leaves if reader.contents is not None else ()
-    own = [record for record in records if record.item == item]
-    keys = {record.path for record in own if record.dtype.startswith("key<")}
-    return keys | {f"{path.removesuffix('key')}count" for path in keys if path.endswith("/key")}
 
 
 def served_item(items: Collection[str]) -> str:

@@ -32,13 +32,6 @@ _PAIRS = {
 }
 
 
-def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "attention_out_bias": options["attention_bias"],
-        "qk_norm": "each_head" if data.get("use_qk_norm") else None,
-    }
-
-
 def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of a GGUF file; as in llama.cpp, its layer count decides on head norms."""
     refuse_own_head(content, "command-r")
@@ -62,7 +55,10 @@ FAMILY = Family(
         fixed={"block": "parallel", "norm": "layer", "shared_norm": True},
         rope_theta=500000.0,
         also_read=frozenset({"use_qk_norm"}),
-        read=_read,
+        read=lambda data, options: {
+            "attention_out_bias": options["attention_bias"],
+            "qk_norm": "each_head" if data.get("use_qk_norm") else None,
+        },
         write=lambda config: {"use_qk_norm": config.qk_norm is not None},
         kinds={"logit_scale": NUMBER, "use_qk_norm": FLAG},
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.interop.config.decoder import FULL, DecoderConfig
+from cairn.interop.config.decoder import FULL
 from cairn.interop.errors import ConfigError
 from cairn.interop.families.config_form import ConfigForm, Refused, usual_options, windows_from_hf
 from cairn.interop.families.family import Family
@@ -38,11 +38,6 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
             number for number, kind in enumerate(windowed["layer_types"]) if kind == FULL
         ),
     }
-
-
-def _write(config: DecoderConfig) -> dict[str, Any]:
-    types = config.layer_types or (FULL,) * config.num_hidden_layers
-    return {"head_dim": config.head_size, "layer_types": list(types)}
 
 
 def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +71,10 @@ FAMILY = Family(
         carried=frozenset({"layer_switch", "use_embedding_sharing", "use_parallel_embedding"}),
         also_read=frozenset({"head_dim", "layer_types", "sliding_window_pattern"}),
         read=_read,
-        write=_write,
+        write=lambda config: {
+            "head_dim": config.head_size,
+            "layer_types": list(config.layer_types or (FULL,) * config.num_hidden_layers),
+        },
         kinds={
             **dict.fromkeys(("order_of_interleaved_layers", "position_embedding_type"), TEXT),
             **dict.fromkeys(("use_embedding_sharing", "use_gated_activation"), FLAG),

@@ -9,20 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.conversion.ops import TRANSPOSE, Chain, Op, SplitGroups
 from cairn.interop.errors import ConfigError
 from cairn.interop.families.config_form import SIZES, ConfigForm, Refused, usual_options
 from cairn.interop.families.family import Family
 from cairn.interop.families.gguf_engine import Engine
 from cairn.interop.families.gguf_form import GGUFForm, gguf_sizes
 from cairn.interop.families.gguf_names import FUSED_QKV, gguf_names
-from cairn.interop.families.names import Fused, Names
-
-
-def _by_group(config: DecoderConfig, leaf: str) -> Op:
-    size, heads = config.head_size, config.num_attention_heads // config.kv_heads
-    split = SplitGroups(config.kv_heads, (heads * size, size, size))
-    return split if leaf == "bias" else Chain((split, TRANSPOSE))
+from cairn.interop.families.names import Names, qkv_by_group
 
 
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +62,6 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 def _names(config: DecoderConfig) -> Names:
     apart = config.block == "parallel" and not config.shared_norm
     norms = {"input_layernorm": "ln_attn", "post_attention_layernorm": "ln_mlp"} if apart else {}
-    qkv = tuple(f"self_attn/{name}_proj" for name in "qkv")
     return Names(
         top={
             "model/embed_tokens": "transformer.word_embeddings",
@@ -83,7 +75,7 @@ def _names(config: DecoderConfig) -> Names:
             "mlp/down_proj": "mlp.dense_4h_to_h",
             **norms,
         },
-        fused=(Fused("self_attention.query_key_value", qkv, _by_group),),
+        fused=(qkv_by_group("self_attention.query_key_value"),),
         tolerated=(r"transformer\.h\.\d+\.self_attention\.rotary_emb\.inv_freq",),
     )
 

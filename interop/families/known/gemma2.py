@@ -18,14 +18,6 @@ from cairn.interop.families.gguf_names import NORMS_PLUS_ONE, gguf_names
 from cairn.interop.families.names import SANDWICH, Names
 
 
-def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    return windows_from_hf(data, options, lambda layer: layer % 2 == 0) | {
-        "attention_out_bias": options["attention_bias"],
-        "attention_scale": float(data.get("query_pre_attn_scalar", 256)) ** -0.5,
-        "embedding_scale": math.sqrt(options["hidden_size"]),
-    }
-
-
 def _write(config: DecoderConfig) -> dict[str, Any]:
     scale = config.attention_scale or config.head_size**-0.5
     types = None if config.layer_types is None else list(config.layer_types)
@@ -63,7 +55,12 @@ FAMILY = Family(
         activation=("hidden_activation", "gelu_pytorch_tanh"),
         also_read=frozenset({"layer_types", "query_pre_attn_scalar"}),
         carried=frozenset({"hidden_act", "sliding_window_size"}),
-        read=_read,
+        read=lambda data, options: {
+            **windows_from_hf(data, options, lambda layer: layer % 2 == 0),
+            "attention_out_bias": options["attention_bias"],
+            "attention_scale": float(data.get("query_pre_attn_scalar", 256)) ** -0.5,
+            "embedding_scale": math.sqrt(options["hidden_size"]),
+        },
         write=_write,
         nulls=frozenset({"attn_logit_softcapping", "final_logit_softcapping"}),
     ),

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.families.config_form import ConfigForm, usual_options
 from cairn.interop.families.deepseek import (
     EXPERT_LAYERS,
@@ -41,10 +40,6 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
     ) | {"qk_norm": "head" if data.get("use_qk_norm") else None}
 
 
-def _write(config: DecoderConfig) -> dict[str, Any]:
-    return write_experts(config) | {"use_qk_norm": config.qk_norm is not None}
-
-
 FAMILY = Family(
     ConfigForm(
         "glm4_moe",
@@ -64,7 +59,7 @@ FAMILY = Family(
         ),
         carried=frozenset({"num_mtp_layers", "num_nextn_predict_layers", "output_router_logits"}),
         read=_read,
-        write=_write,
+        write=lambda config: write_experts(config) | {"use_qk_norm": config.qk_norm is not None},
         nulls=frozenset({"partial_rotary_factor"}),  # of which all of each head turns
         kinds={"use_qk_norm": FLAG},
     ),

@@ -5,10 +5,6 @@ Source: transformers `GPT2Config`, `GPT2LMHeadModel`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.conversion.ops import RENAME
 from cairn.interop.families.config_form import ConfigForm, Refused, usual_options
 from cairn.interop.families.family import Family
@@ -23,23 +19,6 @@ _SIZES = {
     "n_positions": "max_position_embeddings",
     "vocab_size": "vocab_size",
 }
-
-
-def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    scaled = data.get("scale_attn_weights", True)
-    return {
-        "attention_scale": None if scaled else 1.0,
-        "intermediate_size": data.get("n_inner") or 4 * options["hidden_size"],
-        "rope": None,
-    }
-
-
-def _write(config: DecoderConfig) -> dict[str, Any]:
-    usual = config.intermediate_size == 4 * config.hidden_size
-    return {
-        "n_inner": None if usual else config.intermediate_size,
-        "scale_attn_weights": config.attention_scale is None,
-    }
 
 
 FAMILY = Family(
@@ -76,8 +55,17 @@ FAMILY = Family(
                 "summary_use_proj",
             }
         ),
-        read=_read,
-        write=_write,
+        read=lambda data, options: {
+            "attention_scale": None if data.get("scale_attn_weights", True) else 1.0,
+            "intermediate_size": data.get("n_inner") or 4 * options["hidden_size"],
+            "rope": None,
+        },
+        write=lambda config: {
+            "n_inner": None
+            if config.intermediate_size == 4 * config.hidden_size
+            else config.intermediate_size,
+            "scale_attn_weights": config.attention_scale is None,
+        },
     ),
     Names(
         top={

@@ -5,31 +5,12 @@ Source: transformers `GPTNeoXConfig`, `GPTNeoXForCausalLM`; arXiv 2204.06745.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.conversion.ops import TRANSPOSE, Chain, Op, SplitGroups
 from cairn.interop.families.config_form import ConfigForm, usual_options
 from cairn.interop.families.family import Family
 from cairn.interop.families.gguf_engine import Engine
 from cairn.interop.families.gguf_form import GGUFForm, gguf_sizes
 from cairn.interop.families.gguf_names import FUSED_QKV, gguf_names
-from cairn.interop.families.names import Fused, Names
-
-
-def _by_head(config: DecoderConfig, leaf: str) -> Op:
-    split = SplitGroups(config.num_attention_heads, (config.head_size,) * 3)
-    return split if leaf == "bias" else Chain((split, TRANSPOSE))
-
-
-def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    parallel = data.get("use_parallel_residual", True)
-    return {
-        "attention_out_bias": options["attention_bias"],
-        "block": "parallel" if parallel else "pre",
-    }
-
+from cairn.interop.families.names import Names, qkv_by_group
 
 FAMILY = Family(
     ConfigForm(
@@ -48,7 +29,10 @@ FAMILY = Family(
         rotary_theta="rotary_emb_base",
         also_read=frozenset({"use_parallel_residual"}),
         carried=frozenset({"classifier_dropout"}),
-        read=_read,
+        read=lambda data, options: {
+            "attention_out_bias": options["attention_bias"],
+            "block": "parallel" if data.get("use_parallel_residual", True) else "pre",
+        },
         write=lambda config: {"use_parallel_residual": config.block == "parallel"},
     ),
     Names(
@@ -63,13 +47,7 @@ FAMILY = Family(
             "mlp/up_proj": "mlp.dense_h_to_4h",
             "mlp/down_proj": "mlp.dense_4h_to_h",
         },
-        fused=(
-            Fused(
-                "attention.query_key_value",
-                tuple(f"self_attn/{name}_proj" for name in "qkv"),
-                _by_head,
-            ),
-        ),
+        fused=(qkv_by_group("attention.query_key_value"),),
         modules={"embed_out": "lm_head"},
         tolerated=(r"gpt_neox\.layers\.\d+\.attention\.(masked_bias|bias|rotary_emb\.inv_freq)",),
     ),

@@ -5,7 +5,6 @@ Source: transformers `GraniteConfig`, `GraniteForCausalLM`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from cairn.interop.config.decoder import DecoderConfig
@@ -15,13 +14,6 @@ from cairn.interop.families.gguf_engine import LLAMA_ENGINE
 from cairn.interop.families.gguf_form import GGUFForm, gguf_sizes
 from cairn.interop.families.gguf_names import ROTARY_PAIRS, gguf_names
 from cairn.interop.families.names import Names
-
-
-def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "attention_out_bias": options["attention_bias"],
-        "logit_scale": 1.0 / data.get("logits_scaling", 1.0),
-    }
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
@@ -42,7 +34,10 @@ FAMILY = Family(
             residual_multiplier=("residual_scale", 1.0),
         ),
         also_read=frozenset({"logits_scaling"}),
-        read=_read,
+        read=lambda data, options: {
+            "attention_out_bias": options["attention_bias"],
+            "logit_scale": 1.0 / data.get("logits_scaling", 1.0),
+        },
         write=_write,
     ),
     Names(),

@@ -5,10 +5,6 @@ Source: transformers `MixtralConfig`, `MixtralForCausalLM`; arXiv 2401.04088.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.config.experts import ExpertsConfig
 from cairn.interop.families.config_form import ConfigForm, Refused, usual_options
 from cairn.interop.families.experts import experts_of
@@ -17,21 +13,6 @@ from cairn.interop.families.gguf_engine import LLAMA_ENGINE
 from cairn.interop.families.gguf_form import GGUFForm, gguf_sizes
 from cairn.interop.families.gguf_names import ROTARY_PAIRS, gguf_names
 from cairn.interop.families.names import Names
-
-
-def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    experts = ExpertsConfig(
-        count=data.get("num_local_experts", 8),
-        per_token=data.get("num_experts_per_tok", 2),
-        intermediate_size=options["intermediate_size"],
-    )
-    return {"experts": experts}
-
-
-def _write(config: DecoderConfig) -> dict[str, Any]:
-    experts = experts_of(config)
-    return {"num_local_experts": experts.count, "num_experts_per_tok": experts.per_token}
-
 
 FAMILY = Family(
     ConfigForm(
@@ -50,8 +31,17 @@ FAMILY = Family(
         rope_theta=1e6,
         also_read=frozenset({"num_local_experts", "num_experts_per_tok"}),
         carried=frozenset({"output_router_logits", "router_aux_loss_coef"}),
-        read=_read,
-        write=_write,
+        read=lambda data, options: {
+            "experts": ExpertsConfig(
+                count=data.get("num_local_experts", 8),
+                per_token=data.get("num_experts_per_tok", 2),
+                intermediate_size=options["intermediate_size"],
+            )
+        },
+        write=lambda config: {
+            "num_local_experts": experts_of(config).count,
+            "num_experts_per_tok": experts_of(config).per_token,
+        },
         nulls=frozenset({"num_key_value_heads"}),
     ),
     Names(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.interop.config.decoder import FULL, WINDOW, DecoderConfig
+from cairn.interop.config.decoder import FULL, WINDOW
 from cairn.interop.errors import ConfigError
 from cairn.interop.families.config_form import ConfigForm, usual_options, windows_from_hf
 from cairn.interop.families.family import Family
@@ -55,13 +55,6 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-def _write(config: DecoderConfig) -> dict[str, Any]:
-    return {
-        "layer_types": None if config.layer_types is None else list(config.layer_types),
-        "rope_parameters": written_ropes(config),
-    }
-
-
 def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return rotary options: only layers without a window are scaled."""
     rope = data["rope_parameters"]
@@ -88,7 +81,10 @@ FAMILY = Family(
         rope_theta=None,
         also_read=frozenset({"layer_types", "rope_parameters", "rope_scaling", "rope_theta"}),
         read=_read,
-        write=_write,
+        write=lambda config: {
+            "layer_types": None if config.layer_types is None else list(config.layer_types),
+            "rope_parameters": written_ropes(config),
+        },
     ),
     Names(layer_names=SANDWICH),
     GGUFForm(

@@ -5,9 +5,6 @@ Source: transformers `Qwen3Config`, `Qwen3ForCausalLM`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from cairn.interop.families.config_form import ConfigForm, usual_options
 from cairn.interop.families.family import Family
 from cairn.interop.families.gguf_engine import Engine
@@ -15,11 +12,6 @@ from cairn.interop.families.gguf_form import GGUFForm
 from cairn.interop.families.gguf_names import gguf_names
 from cairn.interop.families.names import Names
 from cairn.interop.families.qwen_windows import QWEN_WINDOW_KEYS, read_windows, write_windows
-
-
-def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    return read_windows(data, options) | {"attention_out_bias": options["attention_bias"]}
-
 
 FAMILY = Family(
     ConfigForm(
@@ -32,7 +24,10 @@ FAMILY = Family(
         ),
         fixed={"qk_norm": "head"},
         also_read=QWEN_WINDOW_KEYS,
-        read=_read,
+        read=lambda data, options: {
+            **read_windows(data, options),
+            "attention_out_bias": options["attention_bias"],
+        },
         write=write_windows,
         nulls=frozenset({"sliding_window", "num_key_value_heads"}),
     ),

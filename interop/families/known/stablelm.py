@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.families.config_form import ConfigForm, usual_options
 from cairn.interop.families.family import Family
 from cairn.interop.families.gguf_engine import Engine
@@ -23,13 +22,6 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
         "block": "parallel" if parallel else "pre",
         "qk_norm": "each_head" if data.get("qk_layernorm") else None,
         "shared_norm": parallel,
-    }
-
-
-def _write(config: DecoderConfig) -> dict[str, Any]:
-    return {
-        "qk_layernorm": config.qk_norm is not None,
-        "use_parallel_residual": config.block == "parallel",
     }
 
 
@@ -48,7 +40,10 @@ FAMILY = Family(
         rotary_fraction=("partial_rotary_factor", 0.25),
         also_read=frozenset({"qk_layernorm", "use_parallel_residual"}),
         read=_read,
-        write=_write,
+        write=lambda config: {
+            "qk_layernorm": config.qk_norm is not None,
+            "use_parallel_residual": config.block == "parallel",
+        },
         nulls=frozenset({"num_key_value_heads"}),
     ),
     Names(
