@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from anyio.to_thread import current_default_thread_limiter
 from fastapi import APIRouter, Depends, FastAPI
-from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute
 from starlette.types import Scope
@@ -163,7 +162,7 @@ def _document(needs_keys: bool) -> dict[str, Any]:
 @cache
 def _routes() -> list[BaseRoute]:
     """Build all routes, once: the applications of a process share them."""
-    all_routes = APIRouter(generate_unique_id_function=_operation_id)
+    all_routes = APIRouter(generate_unique_id_function=lambda route: route.name)
     for router in ROUTERS:
         all_routes.include_router(
             router,
@@ -265,13 +264,12 @@ def _enough_threads(count: int) -> Callable[[int], None]:
     def hold(count: int) -> None:
         limiter.total_tokens = others + (2 * AT_ONCE + STREAMS_AT_ONCE) * count
 
+    def hold_from_any_thread(count: int) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and needs no threads
+            loop.call_soon_threadsafe(hold, count)
+
     hold(count)
-    return lambda now: _in_loop(loop, partial(hold, now))
-
-
-def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    with suppress(RuntimeError):  # the loop has ended, and needs no threads
-        loop.call_soon_threadsafe(call)
+    return hold_from_any_thread
 
 
 def _by_token(settings: Settings) -> Callable[[str], Caller] | None:
@@ -303,10 +301,6 @@ def _route_template(scope: Scope) -> str | None:
         return (scope.get("root_path") or scope["path"]) if scope.get("endpoint") else None
     versioned = scope["path"].startswith(f"{API_PREFIX}/")
     return f"{API_PREFIX}{route.path_format}" if versioned else str(route.path_format)
-
-
-def _operation_id(route: APIRoute) -> str:
-    return route.name
 
 
 def __getattr__(name: str) -> Any:

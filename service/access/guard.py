@@ -112,7 +112,12 @@ async def _identify_by_credential(
     """
     shown = Headers(scope=scope).getlist("authorization")
     if shown:
-        return await authenticator.by_bearer(_bearer_token(shown), peer)
+        scheme, _, token = shown[0].partition(" ")
+        if len(shown) > 1 or scheme.lower() != "bearer" or not 0 < len(token) <= MAX_TOKEN_LENGTH:
+            raise UnauthenticatedError(
+                "Authorization: expected one, and that `Bearer` and a key, found another."
+            )
+        return await authenticator.by_bearer(token.strip(), peer)
     secret = cookie_of(scope)
     if secret is None:
         raise UnauthenticatedError(
@@ -122,15 +127,6 @@ async def _identify_by_credential(
     identity = await authenticator.by_session(secret, peer)
     _require_own_page(scope, identity)
     return identity
-
-
-def _bearer_token(shown: list[str]) -> str:
-    scheme, _, token = shown[0].partition(" ")
-    if len(shown) > 1 or scheme.lower() != "bearer" or not 0 < len(token) <= MAX_TOKEN_LENGTH:
-        raise UnauthenticatedError(
-            "Authorization: expected one, and that `Bearer` and a key, found another."
-        )
-    return token.strip()
 
 
 def _require_own_page(scope: Connection, identity: Identity) -> None:
@@ -158,15 +154,12 @@ async def _refuse(scope: Connection, receive: Receive, send: Send, exc: Exceptio
     if isinstance(exc, UnauthenticatedError):
         shown = "authorization" in sent
         if not shown and scope["method"] == "GET" and "text/html" in sent.get("accept", ""):
-            await _sign_in_redirect(scope)(scope, receive, send)
+            query = scope["query_string"].decode("latin-1")
+            target = scope["path"] + (f"?{query}" if query else "")
+            sign_in = f"{SIGN_IN}?next={quote(target, safe='')}"
+            await RedirectResponse(sign_in, status_code=303)(scope, receive, send)
             return
         error = ', error="invalid_token"' if shown else ""
         headers = {"WWW-Authenticate": f'Bearer realm="cairn"{error}'}
     response = answer(exc, method=scope["method"], path=scope["path"], headers=headers)
     await response(scope, receive, send)
-
-
-def _sign_in_redirect(scope: Connection) -> RedirectResponse:
-    query = scope["query_string"].decode("latin-1")
-    target = scope["path"] + (f"?{query}" if query else "")
-    return RedirectResponse(f"{SIGN_IN}?next={quote(target, safe='')}", status_code=303)

@@ -20,7 +20,7 @@ from cairn.service.errors import (
     UnauthenticatedError,
 )
 from cairn.service.schemas import Scope
-from cairn.service.settings import Grant, Settings
+from cairn.service.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,13 @@ class Issuer:
                 f"expected a token with a value of {settings.oidc_claim!r} that CAIRN_OIDC_GRANTS "
                 f"names, found none in that of {name!r}."
             )
-        return Caller(f"oidc:{name}", *_highest_grant(grants))
+        highest = max((grant.scope for grant in grants), key=list(Scope).index)
+        allowed = [grant.roots for grant in grants if grant.scope is highest]
+        if any(roots is None for roots in allowed):
+            return Caller(f"oidc:{name}", highest)
+        return Caller(
+            f"oidc:{name}", highest, frozenset(root for roots in allowed for root in roots or ())
+        )
 
     def _key(self, header: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         """Return the key and the algorithm that a token's header names."""
@@ -229,15 +235,6 @@ def _verifies(key: Mapping[str, Any]) -> Sequence[str]:
         if named is None
         else tuple(algorithm for algorithm in algorithms if algorithm == named)
     )
-
-
-def _highest_grant(grants: Sequence[Grant]) -> tuple[Scope, frozenset[str] | None]:
-    """Return the highest scope among grants, and the roots where it is granted."""
-    highest = max((grant.scope for grant in grants), key=list(Scope).index)
-    roots = [grant.roots for grant in grants if grant.scope is highest]
-    if any(names is None for names in roots):
-        return highest, None
-    return highest, frozenset(name for names in roots for name in names or ())
 
 
 def _refused(reason: str) -> UnauthenticatedError:

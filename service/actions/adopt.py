@@ -43,7 +43,9 @@ def adopt_folder(
         NotReadyError, IdempotencyKeyReusedError: See `JobStart`.
     """
     target = plane.place(root, body.run)
-    folder = _source_folder(plane, root, body.folder)
+    is_absolute = body.folder.startswith("/") or "://" in body.folder
+    place = parse_uri(body.folder) if is_absolute else plane.root(root) / body.folder.strip("/")
+    folder = source_folder(plane.root(root), str(place))
     request = adopt.adopt_request(
         root=root, run=body.run, folder=folder, step=body.step, model=body.model
     )
@@ -62,13 +64,6 @@ def adopt_folder(
             raise RunExistsError(str(exc)) from exc
         _refuse_adopted_elsewhere(plane, caller, target, folder)
     return start.submit(request)
-
-
-def _source_folder(plane: ControlPlane, root: str, text: str) -> StoreURI:
-    """Resolve the folder in a request; nothing of it is read except its links."""
-    absolute = text.startswith("/") or "://" in text
-    folder = parse_uri(text) if absolute else plane.root(root) / text.strip("/")
-    return source_folder(plane.root(root), str(folder))
 
 
 def _refuse_adopted_elsewhere(

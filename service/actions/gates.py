@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.errors import GateRefusedError
-from cairn.service.settings import Bound, Gate
+from cairn.service.settings import Gate
 from cairn.storage.runs.annotate import annotation_of
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.exports import published_exports
@@ -113,22 +113,17 @@ def _refusals(gate: Gate, candidate: Candidate) -> Iterator[dict[str, str]]:
         value = noted.metrics.get(name)
         if value is None or not bound.holds(value):
             actual = "none" if value is None else f"{value:g}"
-            yield _refusal(
-                f"metrics.{name}", f"metric {name}: {actual}, expected {_bound_text(bound)}"
+            expected = " and ".join(
+                f"{'at least' if side == 'min' else 'at most'} {limit:g}"
+                for side, limit in bound.model_dump(exclude_unset=True).items()
             )
+            yield _refusal(f"metrics.{name}", f"metric {name}: {actual}, expected {expected}")
     if gate.exported and not _is_exported(candidate):
         yield _refusal("exported", "no export for PyTorch: `cairn convert` makes and checks one")
 
 
 def _refusal(gate: str, detail: str) -> dict[str, str]:
     return {"gate": gate, "detail": detail}
-
-
-def _bound_text(bound: Bound) -> str:
-    limits = bound.model_dump(exclude_unset=True)
-    return " and ".join(
-        f"{'at least' if name == 'min' else 'at most'} {value:g}" for name, value in limits.items()
-    )
 
 
 def _is_exported(candidate: Candidate) -> bool:

@@ -38,7 +38,12 @@ def create_webhook(plane: ControlPlane, caller: Caller, request: WebhookRequest)
         InvalidRequestError: A root is unknown.
     """
     targets.parse_target(request.url, plane.settings.networks)
-    _refuse_unknown(plane, request)
+    unknown = [root for root in request.roots or () if root not in plane.roots]
+    if unknown:
+        text = f"expected some of {', '.join(plane.roots)}, found {', '.join(map(repr, unknown))}"
+        raise InvalidRequestError(
+            f"body.roots: {text}", errors=[{"field": "body.roots", "detail": text}]
+        )
     detail = request.model_dump(mode="json")
     with audited(plane, caller, "webhook.create", **detail) as entry:
         row = webhooks.make_webhook(plane.catalog, request, by=caller.name, now=datetime.now(UTC))
@@ -100,15 +105,6 @@ def send_test(plane: ControlPlane, caller: Caller, webhook: str) -> Delivery:
     """
     with audited(plane, caller, "webhook.test", id=webhook):
         return deliveries.send_test(plane.catalog, webhook, datetime.now(UTC))
-
-
-def _refuse_unknown(plane: ControlPlane, request: WebhookRequest) -> None:
-    odd = [root for root in request.roots or () if root not in plane.roots]
-    if odd:
-        detail = f"expected some of {', '.join(plane.roots)}, found {', '.join(map(repr, odd))}"
-        raise InvalidRequestError(
-            f"body.roots: {detail}", errors=[{"field": "body.roots", "detail": detail}]
-        )
 
 
 def _body(row: WebhookRow, *, pending: int = 0, dead: int = 0) -> Webhook:

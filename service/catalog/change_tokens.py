@@ -33,21 +33,23 @@ def change_token(run: StoreURI) -> str | None:
     None if the store offers none, or if a change is too recent for the clock's resolution.
     """
     if run.scheme == "file":
-        return _times(run)
-    return _generations(Run(run)) if run.scheme == "gs" else None
+        newest = time.time_ns() - SETTLED_NANOSECONDS
+        times = list(_stats(run.local_path))
+        if any(stat is not None and stat[1] > newest for stat in times):
+            return None
+        return _digest(times)
+    if run.scheme == "gs":
+        objects = Run(run).objects
+        info = objects.read(RUN_FILE)
+        listed = [list(objects.etags(folder).items()) for folder in _FOLDERS]
+        steps = [objects.folders(attempt) for attempt in objects.folders(ATTEMPTS)]
+        return _digest([info and info.generation, listed, steps])
+    return None
 
 
 def record_tokens(run: Run) -> dict[str, str | None]:
     """Return the change tokens of all manifests, annotations and tombstones of a run, by name."""
     return {name: token for folder in _RECORDS for name, token in run.objects.etags(folder).items()}
-
-
-def _times(run: StoreURI) -> str | None:
-    newest = time.time_ns() - SETTLED_NANOSECONDS
-    times = list(_stats(run.local_path))
-    if any(stat is not None and stat[1] > newest for stat in times):
-        return None
-    return _digest(times)
 
 
 def _stats(folder: str) -> Iterator[tuple[int, int] | None]:
@@ -70,13 +72,6 @@ def _stat(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns
-
-
-def _generations(run: Run) -> str:
-    info = run.objects.read(RUN_FILE)
-    listed = [list(run.objects.etags(folder).items()) for folder in _FOLDERS]
-    steps = [run.objects.folders(attempt) for attempt in run.objects.folders(ATTEMPTS)]
-    return _digest([info and info.generation, listed, steps])
 
 
 def _digest(seen: object) -> str:

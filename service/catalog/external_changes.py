@@ -50,7 +50,11 @@ def is_move_explained(
     """
     if before is not None and row.sequence <= before.sequence:
         return False  # overwritten or restored: a move always counts up
-    since = before.sequence if before is not None else _deleted_at(session, run, row.alias)
+    if before is not None:
+        since = before.sequence
+    else:
+        deletion = last_alias_deletion(session, run, row.alias)
+        since = 0 if deletion is None else deletion.sequence or 0
     if row.sequence <= since:
         return False  # a deleted alias was restored
     again = before is None or row.sequence > before.sequence + 1  # created anew after a deletion
@@ -147,12 +151,6 @@ def last_alias_deletion(session: Session, run: RunRow, alias: str) -> LostRecord
         reason="",
         at=last.at,
     )
-
-
-def _deleted_at(session: Session, run: RunRow, alias: str) -> int:
-    """Return the sequence number of an alias's last deletion in the audit trail, or 0."""
-    deletion = last_alias_deletion(session, run, alias)
-    return 0 if deletion is None else deletion.sequence or 0
 
 
 class _Entry(NamedTuple):

@@ -356,10 +356,10 @@ def _is_current(version: rows.RowVersion, run: Run, stamp: str | None) -> bool:
     A writer that ends in the middle of a step changes only its lease, which no stamp includes. So a
     run with an unfinished step also needs a live lease.
     """
-    return version.is_now(run.uri, stamp) and (version.due is None or _has_live_lease(run))
-
-
-def _has_live_lease(run: Run) -> bool:
+    if not version.is_now(run.uri, stamp):
+        return False
+    if version.due is None:
+        return True
     with contextlib.suppress(*UNREADABLE):
         lease = read_lease(run.objects)
         return lease is not None and lease.is_alive(utc_now())

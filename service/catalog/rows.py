@@ -341,7 +341,8 @@ def _write_aliases(
         if row is None:
             row = AliasRow(run_id=run.id, alias=alias.alias)
             session.add(row)
-        _fill_alias(row, alias)
+        for column, entry in _alias_values(alias).items():
+            setattr(row, column, entry)
         changed |= session.is_modified(row)
         if before == Position.of(alias):
             continue
@@ -528,11 +529,6 @@ def _steps(session: Session, run: RunRow, keys: Collection[Key]) -> list[Step]:
 def _parts(ids: list[int]) -> Iterator[list[int]]:
     for start in range(0, len(ids), _AT_ONCE):
         yield ids[start : start + _AT_ONCE]
-
-
-def _fill_alias(row: AliasRow, alias: Alias) -> None:
-    for name, value in _alias_values(alias).items():
-        setattr(row, name, value)
 
 
 def _alias_values(alias: Alias) -> Columns:

@@ -77,8 +77,13 @@ class Scanner:
         while not self._stop.is_set():
             self._woken.clear()
             roots = dict(self._roots.items())
+            # A scan under way may have written rows after its root was removed.
             for root in looked_at - roots.keys():
-                self._drop(root)
+                try:
+                    self._index.drop(root)
+                except SQLAlchemyError as exc:
+                    text = "root %s was removed, and its index is still there: %s"
+                    logger.warning(text, root, exc)
             looked_at = {*roots}
             looks = [
                 self._scan_root(root, uri) for root, uri in roots.items() if not self._stop.is_set()
@@ -96,10 +101,3 @@ class Scanner:
         except Exception:  # the thread must survive: the next scan may succeed
             logger.exception("root %s was not looked at", root)
         return rest_after(uri, time.monotonic() - began, time.process_time() - worked)
-
-    def _drop(self, root: str) -> None:
-        """Delete the rows that a scan under way has written after the root was removed."""
-        try:
-            self._index.drop(root)
-        except SQLAlchemyError as exc:
-            logger.warning("root %s was removed, and its index is still there: %s", root, exc)

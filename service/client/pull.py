@@ -98,7 +98,9 @@ def pull(
             f"{run}, step {step}: expected that of attempt {attempt}, found that of attempt "
             f"{artifact.attempt}: it was superseded meanwhile, and saved anew. Pull again."
         )
-    version = _version(artifact)
+    # Unique, and sorted by step.
+    digest = hashlib.sha256(artifact.id.encode()).hexdigest()[:_NAME_DIGITS]
+    version = f"{artifact.step:012d}-{artifact.attempt}-{digest}"
     with _alone(folder):
         _refuse_foreign(folder / CURRENT)
         whole = folder / _VERSIONS / version
@@ -121,12 +123,6 @@ def pull(
         if keep is not None:
             _forget(folder, version, keep)
     return Pulled(run, artifact.step, artifact.id, whole, changed)
-
-
-def _version(artifact: Artifact) -> str:
-    """Return a unique name for an export that sorts by step."""
-    digest = hashlib.sha256(artifact.id.encode()).hexdigest()[:_NAME_DIGITS]
-    return f"{artifact.step:012d}-{artifact.attempt}-{digest}"
 
 
 @contextmanager

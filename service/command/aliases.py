@@ -15,8 +15,8 @@ from cairn.service.command.options import (
     errors,
 )
 from cairn.service.command.output.documents import JsonOption, print_document
-from cairn.service.command.output.tables import Cell, print_table
-from cairn.service.schemas import AliasList, AliasMove
+from cairn.service.command.output.tables import print_table
+from cairn.service.schemas import AliasList
 
 _TITLES: Final = ("step", "attempt", "by", "at (UTC)", "reason")
 
@@ -60,8 +60,14 @@ def aliases(
         if json:
             print_document(history)
         else:
-            print_table(console, _TITLES, map(_move, history.events))
-
-
-def _move(move: AliasMove) -> tuple[Cell, ...]:
-    return "(deleted)" if move.deleted else move.step, move.attempt, move.by, move.at, move.reason
+            moves = (
+                (
+                    "(deleted)" if move.deleted else move.step,
+                    move.attempt,
+                    move.by,
+                    move.at,
+                    move.reason,
+                )
+                for move in history.events
+            )
+            print_table(console, _TITLES, moves)

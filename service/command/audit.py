@@ -11,9 +11,9 @@ from cairn.service.client.client import Client
 from cairn.service.command import completion
 from cairn.service.command.options import TIME, FilterOption, UrlOption, console
 from cairn.service.command.output.documents import JsonOption, print_document
-from cairn.service.command.output.tables import Cell, print_table
+from cairn.service.command.output.tables import print_table
 from cairn.service.filters.quotes import quote
-from cairn.service.schemas import MAX_GRACE_SECONDS, AuditEvent, AuditEventList
+from cairn.service.schemas import MAX_GRACE_SECONDS, AuditEventList
 
 app: Final = typer.Typer()
 
@@ -60,10 +60,16 @@ def audit(
             print_document(AuditEventList(audit_events=list(entries)))
             return
         titles = ("at (UTC)", "caller", "action", "root", "run", "outcome", "detail")
-        print_table(console, titles, map(_row, entries))
-
-
-def _row(event: AuditEvent) -> tuple[Cell, ...]:
-    detail = json_text.dumps(event.detail, ensure_ascii=False)
-    about = event.root, event.run, event.outcome
-    return event.at, event.caller, event.action, *about, detail
+        rows = (
+            (
+                entry.at,
+                entry.caller,
+                entry.action,
+                entry.root,
+                entry.run,
+                entry.outcome,
+                json_text.dumps(entry.detail, ensure_ascii=False),
+            )
+            for entry in entries
+        )
+        print_table(console, titles, rows)

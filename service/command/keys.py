@@ -154,16 +154,13 @@ def _plane(data_dir: Path | None) -> "Iterator[tuple[ControlPlane, Caller]]":
 
     settings = administered(data_dir)
     settings.prepare()
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have a number only
+        user = "unknown"
     catalog = Catalog.open(settings.database_url, auto_upgrade=settings.auto_upgrade)
     try:
         plane = ControlPlane(settings, Roots(catalog, settings.root_uris), Index(catalog), None)
-        yield plane, Caller(f"shell:{_user()}", Scope.ADMIN)
+        yield plane, Caller(f"shell:{user}", Scope.ADMIN)
     finally:
         catalog.close()
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have a number only
-        return "unknown"

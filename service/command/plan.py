@@ -2,7 +2,7 @@
 
 import json as json_module
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -20,7 +20,7 @@ from cairn.service.command.options import (
     is_in_store,
 )
 from cairn.service.command.output.documents import JsonOption, print_document
-from cairn.service.command.output.tables import Cell, print_table
+from cairn.service.command.output.tables import print_table
 from cairn.service.command.served_steps import ServedStep
 from cairn.service.command.tensors import axis_text
 from cairn.service.schemas import PlannedLeaf, PlanRequest, StepPlan
@@ -136,33 +136,26 @@ def _print_plan(plan: StepPlan) -> None:
         print(f"note: {note}")
     for rule in plan.idle_rules:
         print(f"rule {rule!r} takes no leaf")
-    for text, paths in _misfits(plan.leaves).items():
+    misfits: dict[str, list[str]] = defaultdict(list)
+    unmatched: dict[str, list[str]] = defaultdict(list)
+    for leaf in plan.leaves:
+        for misfit in leaf.misfits:
+            misfits[misfit.detail].append(f"{leaf.item}/{leaf.path}")
+        if leaf.unmatched is not None:
+            unmatched[leaf.unmatched].append(f"{leaf.item}/{leaf.path}")
+    for text, paths in misfits.items():
         print(f"does not fit: {_some(paths)}: {text}")
-    for text, paths in _unmatched(plan.leaves).items():
+    for text, paths in unmatched.items():
         print(f"whole: {_some(paths)}: {text}")
     titles = ("item", "leaf", "how many", "shape", "dtype", "spec", "per device", "rule")
     alike = Counter(map(_kind, plan.leaves))
-    print_table(console, titles, [_row(kind, count) for kind, count in alike.items()])
+    rows = (
+        (item, path, count, shape, dtype, spec, Size(nbytes), rule)
+        for (item, path, shape, dtype, spec, nbytes, rule), count in alike.items()
+    )
+    print_table(console, titles, rows)
     if plan.load is not None:
         print(f"\n{plan.load}", end="")
-
-
-def _misfits(leaves: list[PlannedLeaf]) -> dict[str, list[str]]:
-    """Group leaves that do not fit by the reason."""
-    leaves_by_detail: dict[str, list[str]] = {}
-    for leaf in leaves:
-        for misfit in leaf.misfits:
-            leaves_by_detail.setdefault(misfit.detail, []).append(f"{leaf.item}/{leaf.path}")
-    return leaves_by_detail
-
-
-def _unmatched(leaves: list[PlannedLeaf]) -> dict[str, list[str]]:
-    """Group large leaves that are whole on every device, unrequested, by the reason."""
-    leaves_by_reason: dict[str, list[str]] = {}
-    for leaf in leaves:
-        if leaf.unmatched is not None:
-            leaves_by_reason.setdefault(leaf.unmatched, []).append(f"{leaf.item}/{leaf.path}")
-    return leaves_by_reason
 
 
 def _some(paths: list[str]) -> str:
@@ -175,8 +168,3 @@ def _kind(leaf: PlannedLeaf) -> tuple[str, str, str, str, str, int, str]:
     shape = "x".join(map(str, leaf.shape)) or "()"
     spec = ", ".join(map(axis_text, leaf.spec)) or "()"
     return leaf.item, path, shape, leaf.dtype, spec, leaf.bytes_per_device, leaf.rule
-
-
-def _row(kind: tuple[str, str, str, str, str, int, str], count: int) -> tuple[Cell, ...]:
-    item, path, shape, dtype, spec, nbytes, rule = kind
-    return item, path, count, shape, dtype, spec, Size(nbytes), rule

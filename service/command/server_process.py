@@ -98,16 +98,6 @@ def _allow_open_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _settle() -> None:
-    """Exclude all objects loaded so far from garbage collection: a full one would pause requests.
-
-    Most later objects are freed with their request, so that few collections are needed.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GARBAGE_AFTER, *gc.get_threshold()[1:])
-
-
 def _listen(host: str, port: int) -> socket.socket:
     """Open the listening socket.
 
@@ -142,7 +132,11 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        _settle()
+        # A full garbage collection would pause requests, so it excludes all objects loaded so far.
+        # Most later objects are freed with their request, so that few collections are needed.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GARBAGE_AFTER, *gc.get_threshold()[1:])
         if self.started:
             self._announce()
 

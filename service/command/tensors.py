@@ -20,7 +20,6 @@ from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import Cell, print_table
 from cairn.service.command.served_steps import ServedStep
 from cairn.service.schemas import (
-    EntryDifference,
     LeafDifference,
     StepDiff,
     Tensor,
@@ -216,7 +215,9 @@ def _print_diff(diff: StepDiff) -> None:
         ("label", diff.labels),
     ):
         for entry in entries:
-            print(f"{title} {'/'.join(keys_of(entry.path))}: {_entry(entry)}")
+            before = "(none)" if entry.change == "only_other" else entry.this
+            after = "(none)" if entry.change == "only_this" else entry.other
+            print(f"{title} {'/'.join(keys_of(entry.path))}: {before} -> {after}")
     if diff.differences:
         titles = ("change", "item", "path", "this", "other", "differing", "max abs", "relative")
         print_table(console, titles, map(_difference, sorted(diff.differences, key=_rank)))
@@ -229,14 +230,6 @@ def _rank(leaf: LeafDifference) -> tuple[int, float]:
         return place, 0.0
     change = leaf.values.relative  # None: from all zeros, or not finite; such a change sorts first
     return place, -math.inf if change is None or math.isnan(change) else -change
-
-
-def _entry(entry: EntryDifference) -> str:
-    if entry.change == "only_this":
-        return f"{entry.this} -> (none)"
-    if entry.change == "only_other":
-        return f"(none) -> {entry.other}"
-    return f"{entry.this} -> {entry.other}"
 
 
 def _difference(leaf: LeafDifference) -> tuple[Cell, ...]:

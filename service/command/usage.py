@@ -9,7 +9,6 @@ from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command.options import RootOption, RunArgument, UrlOption, console, is_in_store
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
-from cairn.service.schemas import RunUsage
 from cairn.service.sizes import Size, size_text
 
 app: Final = typer.Typer()
@@ -45,10 +44,8 @@ def usage(
         for s in measured.steps
     )
     print_table(console, titles, rows)
-    print(_summary(measured))
-
-
-def _summary(usage: RunUsage) -> str:
-    uses = ", ".join(f"{use} {size_text(size)}" for use, size in usage.uses.items() if size)
-    text = f"{usage.bytes} bytes in {usage.files} files: {uses or 'nothing'}"
-    return f"{text}; `cairn gc` would free {size_text(usage.garbage)}"
+    uses = ", ".join(f"{use} {size_text(size)}" for use, size in measured.uses.items() if size)
+    print(
+        f"{measured.bytes} bytes in {measured.files} files: {uses or 'nothing'}; "
+        f"`cairn gc` would free {size_text(measured.garbage)}"
+    )

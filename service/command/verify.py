@@ -80,8 +80,14 @@ def verify(
 def _list_verification(run: str, verification: dict[str, Any]) -> None:
     rows = [_row(report) for report in verification["steps"]]
     if "records" in verification:
-        rows.insert(0, _records_row(verification["records"]))
-        _name_records(run, verification["records"])
+        records = verification["records"]
+        state, count = "ok" if records["sound"] else "damaged", records["problem_count"]
+        rows.insert(0, ("records", None, state, count, records["count"], None, None, None))
+        for problem in records["problems"]:
+            errors.print(f"{run}: {problem}", soft_wrap=True, markup=False)
+        for folder in records["unlisted"]:
+            text = f"{run}: {folder}: a checkpoint that no manifest names"
+            errors.print(text, soft_wrap=True, markup=False)
     titles = ("step", "attempt", "found", "problems", "files", "size", "leaves", "seconds")
     print_table(console, titles, rows)
     for report in verification["steps"]:
@@ -162,19 +168,6 @@ def _list_repairs(report: RepairReport) -> None:
     print_table(console, ("record", "mended"), rows)
     for action in report.repairs:
         errors.print(f"{action.name}: {action.action or action.hint}", soft_wrap=True, markup=False)
-
-
-def _records_row(records: dict[str, Any]) -> tuple[Any, ...]:
-    state = "ok" if records["sound"] else "damaged"
-    return ("records", None, state, records["problem_count"], records["count"], None, None, None)
-
-
-def _name_records(run: str, records: dict[str, Any]) -> None:
-    for problem in records["problems"]:
-        errors.print(f"{run}: {problem}", soft_wrap=True, markup=False)
-    for folder in records["unlisted"]:
-        text = f"{run}: {folder}: a checkpoint that no manifest names"
-        errors.print(text, soft_wrap=True, markup=False)
 
 
 def _finish(client: Client, started: Operation, show: Show) -> dict[str, Any]:

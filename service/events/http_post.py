@@ -43,7 +43,10 @@ def post(target: Target, headers: Mapping[str, str], body: bytes, networks: Netw
     try:
         with closing(_connect(target, networks, until)) as connection:
             connection.sendall(_request(target, headers, body))
-            return _status(connection, until)
+            limited = _Limited(connection, until)
+            answer = http.client.HTTPResponse(limited, method="POST")  # type: ignore[arg-type]
+            answer.begin()
+            return answer.status  # nobody reads the body
     except (OSError, UnicodeError, http.client.HTTPException) as exc:
         late = isinstance(exc, TimeoutError)
         why = "it took too long" if late else f"{type(exc).__name__}: {exc}"[:_SHOWN]
@@ -94,13 +97,6 @@ def _request(target: Target, headers: Mapping[str, str], body: bytes) -> bytes:
         "",
     )
     return "\r\n".join(lines).encode("ascii") + body
-
-
-def _status(connection: socket.socket, until: float) -> int:
-    """Read the status of the answer; nobody reads its body."""
-    answer = http.client.HTTPResponse(_Limited(connection, until), method="POST")  # type: ignore[arg-type]
-    answer.begin()
-    return answer.status
 
 
 class _Limited:

@@ -41,7 +41,14 @@ class Comparison:
 
     def __str__(self) -> str:
         """Return the comparison in the filter language."""
-        return f"{self.path} {self.operator} {_written(self.value)}"
+        if isinstance(self.value, str):
+            text = quote(self.value)
+        elif isinstance(self.value, datetime):
+            moment = self.value.astimezone(UTC).isoformat(timespec="microseconds")
+            text = quote(moment.replace("+00:00", "Z"))
+        else:
+            text = repr(self.value)
+        return f"{self.path} {self.operator} {text}"
 
 
 @dataclass(frozen=True)
@@ -97,12 +104,3 @@ Expression = Comparison | Has | Not | All | AnyOf
 
 def _inner(part: Expression) -> str:
     return f"({part})" if isinstance(part, All | AnyOf) else str(part)
-
-
-def _written(value: Value) -> str:
-    if isinstance(value, str):
-        return quote(value)
-    if isinstance(value, datetime):
-        moment = value.astimezone(UTC).isoformat(timespec="microseconds")
-        return quote(moment.replace("+00:00", "Z"))
-    return repr(value)

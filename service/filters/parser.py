@@ -133,7 +133,9 @@ class _Parser:
         if field.keyed and path.key is None:
             if not self._reader.take(":"):
                 self._reader.refuse(f"{path.field}.NAME, {path.field}:NAME or {path.field}:*")
-            return Has(path) if self._reader.take("*") else self._has(path)
+            if self._reader.take("*"):
+                return Has(path)
+            return Has(Path(path.field, self._reader.key(path.field)))
         if self._reader.take(":"):
             if self._reader.take("*"):
                 return Has(path)
@@ -147,9 +149,6 @@ class _Parser:
             more = f" or {path.field}:NAME" if field.kind is Kind.NAMES else ""
             self._reader.refuse(f"{others}{path}:*{more}")
         return Comparison(path, cast(Operator, operator), _read_value(self._reader, path, field))
-
-    def _has(self, path: Path) -> Has:
-        return Has(Path(path.field, self._reader.key(path.field)))
 
 
 def _read_value(reader: TextReader, path: Path, field: Field) -> Value:

@@ -47,12 +47,6 @@ def _without_null(schema: dict[str, Any]) -> None:
         schema["anyOf"] = kinds
 
 
-def _problem_statuses(method: str, operation: dict[str, Any]) -> set[int]:
-    """Return the statuses of problems that every operation of this method can answer with."""
-    with_body = {400, 413} if "requestBody" in operation else set()
-    return with_body if method == "get" else with_body | {409}
-
-
 def describe_api(app: FastAPI, *, needs_keys: bool = False) -> dict[str, Any]:
     """Return FastAPI's OpenAPI document, with problems and security added.
 
@@ -81,7 +75,8 @@ def describe_api(app: FastAPI, *, needs_keys: bool = False) -> dict[str, Any]:
             operation["security"] = security if needed else []
             for parameter in operation.get("parameters", []):
                 _without_null(parameter["schema"])
-            declared = problem_responses(*_problem_statuses(method, operation))
+            statuses = {400, 413} if "requestBody" in operation else set()
+            declared = problem_responses(*(statuses if method == "get" else statuses | {409}))
             operation["responses"] |= {
                 str(status): response for status, response in declared.items()
             }

@@ -116,7 +116,7 @@ class JobKind:
         name: The operation's `kind`.
         run: Does the work through the context's steps, and returns the result.
         abandon: Removes the unpublished files of a cancelled or failed operation, given (roots,
-            request, operation id). Idempotent.
+            request, operation id). Idempotent. None: it leaves none.
         leave: Replaces `abandon` for an operation that failed because the store is full, and keeps
             what the next run can use. None: nothing is of use.
         changed: Returns the name of the run whose lists the job changes, given the request; None:
@@ -127,7 +127,7 @@ class JobKind:
 
     name: str
     run: Callable[[JobContext, Request], Result]
-    abandon: Callable[[Mapping[str, StoreURI], Request, str], None]
+    abandon: Callable[[Mapping[str, StoreURI], Request, str], None] | None = None
     changed: Callable[[Request], str] | None = None
     part: Callable[[JobContext, Request, Result], Result] | None = None
     leave: Callable[[Mapping[str, StoreURI], Request, str], None] | None = None

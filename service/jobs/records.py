@@ -145,7 +145,11 @@ def failure_of(status: str, error_data: Any, instance: str) -> Problem:
         error_data: `data` of a `JobFailedError`; anything else if it failed otherwise.
         instance: Path of the operation.
     """
-    return _given_up(instance) if status == _GIVEN_UP else _problem(error_data, instance)
+    if status == _GIVEN_UP:
+        return _given_up(instance)
+    if isinstance(error_data, Mapping):
+        return Problem.model_validate(dict(error_data))
+    return problem_from(RuntimeError("the job ended without a word"), instance=instance)
 
 
 def _given_up(instance: str) -> Problem:
@@ -159,9 +163,3 @@ def _given_up(instance: str) -> Problem:
         ),
         instance=instance,
     )
-
-
-def _problem(data: Any, instance: str) -> Problem:
-    if isinstance(data, Mapping):
-        return Problem.model_validate(dict(data))
-    return problem_from(RuntimeError("the job ended without a word"), instance=instance)

@@ -39,7 +39,7 @@ OPENINGS: Final = {
         "_checked: open_files": CONFINED,
     },
     "service/actions/adopt.py": {
-        "_source_folder: parse_uri": SOURCE,
+        "adopt_folder: parse_uri": SOURCE,
     },
     "service/actions/roots.py": {
         "_parsed: parse_uri": ADMINISTRATOR,

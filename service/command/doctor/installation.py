@@ -103,8 +103,8 @@ def check_names(path: Sequence[str]) -> Iterator[Finding]:
         yield Finding("names", Outcome.WARN, text, f"{_ELSEWHERE}; cd ~")
     others = [
         place
-        for entry in dict.fromkeys(map(_folder, path))
-        for place in (entry / "cairn" / "__init__.py", entry / "cairn.py")
+        for folder in dict.fromkeys(Path(entry or os.curdir) for entry in path)
+        for place in (folder / "cairn" / "__init__.py", folder / "cairn.py")
         if place.is_file() and place.resolve().parent != own
     ]
     for place in others:
@@ -134,10 +134,6 @@ def _installed_place() -> Path | None:
     # An editable install keeps no files in site-packages; PEP 610 records its source tree.
     source = json.loads(installed.read_text("direct_url.json") or "{}").get("url", "")
     return Path(unquote(source.removeprefix("file://"))) / "cairn" if source else None
-
-
-def _folder(entry: str) -> Path:
-    return Path(entry or os.curdir)
 
 
 def check_commands(path: str, prefix: Path) -> Iterator[Finding]:

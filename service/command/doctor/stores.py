@@ -48,8 +48,12 @@ def check_root(name: str, uri: StoreURI, *, probe: bool, seconds: float) -> Iter
             text = "; ".join((str(exc).splitlines()[0], *exc.problems))
             yield Finding(check, Outcome.FAIL, text, "keep runs on another store, or mend this")
         except StorageError as exc:
-            silent = deadline_seconds_left() == 0
-            fix = _REACH if silent else _writable(uri)
+            if deadline_seconds_left() == 0:
+                fix = _REACH
+            elif uri.scheme == "file":
+                fix = f'sudo chown "$(id -u)" {shlex.quote(uri.local_path)}'
+            else:
+                fix = "give this identity the right to read, write and delete objects there"
             yield Finding(check, Outcome.FAIL, _error_text(exc, uri, seconds), fix)
         else:
             yield Finding(check, Outcome.OK, "it refuses all but one of two writers")
@@ -77,12 +81,6 @@ def _folder_problem(check: str, uri: StoreURI) -> Finding | None:
             check, Outcome.FAIL, f"{uri}: expected a folder, found none", "correct CAIRN_ROOT"
         )
     return None
-
-
-def _writable(uri: StoreURI) -> str:
-    if uri.scheme == "file":
-        return f'sudo chown "$(id -u)" {shlex.quote(uri.local_path)}'
-    return "give this identity the right to read, write and delete objects there"
 
 
 def _clock(check: str, ahead: float) -> Finding:

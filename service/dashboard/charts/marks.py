@@ -1,7 +1,6 @@
 """Small charts beside text, as SVG. Sizes are attributes, since the CSP forbids inline styles."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Final
 
 from markupsafe import Markup
@@ -19,7 +18,12 @@ def sparkline(steps: Sequence[RecentStep]) -> Markup:
     saved = [(when, size) for when, size in points if when is not None and size is not None]
     if len(saved) < 2:
         return Markup("")
-    places = _places([when for when, _ in saved])
+    first, last = saved[0][0].timestamp(), saved[-1][0].timestamp()
+    room = _WIDTH - _BAR
+    if last > first:
+        places = [room * (when.timestamp() - first) / (last - first) for when, _ in saved]
+    else:
+        places = [room * index / (len(saved) - 1) for index in range(len(saved))]
     largest = max(size for _, size in saved) or 1
     heights = [max(2, round(_HEIGHT * size / largest)) for _, size in saved]
     # One path for all bars: a page has many of these.
@@ -31,12 +35,3 @@ def sparkline(steps: Sequence[RecentStep]) -> Markup:
         f'<svg class="spark" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" '
         f'aria-hidden="true"><path d="{bars}"/></svg>'
     )
-
-
-def _places(moments: Sequence[datetime]) -> list[float]:
-    first, last = moments[0].timestamp(), moments[-1].timestamp()
-    span = last - first
-    room = _WIDTH - _BAR
-    if span <= 0:
-        return [room * at / (len(moments) - 1) for at in range(len(moments))]
-    return [room * (moment.timestamp() - first) / span for moment in moments]

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from cairn.interop.placement.specs import entry_axes
+
 MAX_PARTS: Final = 64
 _WIDTH: Final = 360
 _HEIGHT: Final = 200
@@ -56,7 +58,7 @@ class Splitting:
 def splitting(shape: Sequence[int], spec: Spec | None, mesh: Mapping[str, int]) -> Splitting:
     """Compute the sharding of a tensor; without a spec it is replicated on all devices."""
     padded = [*(spec or ()), *([None] * len(shape))][: len(shape)]
-    named = [_axes(entry) for entry in padded]
+    named = [entry_axes(entry) for entry in padded]
     parts = tuple(math.prod(mesh.get(axis, 1) for axis in axes) for axes in named)
     devices = math.prod(mesh.values())
     across, down = (parts[-1] if parts else 1), (parts[-2] if len(parts) > 1 else 1)
@@ -86,9 +88,3 @@ def mesh_of(config: Mapping[str, Any]) -> dict[str, int]:
 def mesh_text(mesh: Mapping[str, int]) -> str:
     """Format a mesh as people type it: `fsdp=4,tp=2`."""
     return ",".join(f"{name}={size}" for name, size in mesh.items())
-
-
-def _axes(entry: str | Sequence[str] | None) -> tuple[str, ...]:
-    if entry is None:
-        return ()
-    return (entry,) if isinstance(entry, str) else tuple(entry)

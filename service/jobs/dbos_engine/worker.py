@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from dbos import (
     DBOS,
@@ -292,7 +292,8 @@ class Worker:
             except (JobCancelled, JobsStopping, dbos_errors.DBOSBaseException) as exc:
                 # Either our own flag is set, or DBOS noticed between steps that the row is no
                 # longer ours.
-                if self._is_cancelled(_own_id()):
+                workflow = self._workflow(_own_id())
+                if workflow is not None and workflow.status == CANCELLED:
                     cancelled()
                     ending: type[JobInterrupt] = JobCancelled
                 elif isinstance(exc, JobsStopping):
@@ -376,21 +377,20 @@ class Worker:
             problem = problem_from(gone, instance=f"/v1/operations/{operation_id}")
             raise JobFailedError(problem.model_dump(mode="json", exclude_none=True))
 
-    def _is_cancelled(self, operation_id: str) -> bool:
-        workflow = self._workflow(operation_id)
-        return workflow is not None and workflow.status == CANCELLED
-
     def _started_by(self, operation_id: str) -> Mapping[str, Any]:
         """Return the stored ids of the request that started a workflow."""
         workflow = self._workflow(operation_id)
         return {} if workflow is None else workflow.attributes or {}
 
     def _workflow(self, operation_id: str) -> WorkflowStatus | None:
-        workflows = _outside_workflow(
-            lambda: DBOS.list_workflows(
-                workflow_ids=[operation_id], load_input=False, load_output=False
-            )
-        )
+        # In another thread, without the running workflow's context, so that DBOS records no step.
+        with ThreadPoolExecutor(1) as pool:
+            workflows = pool.submit(
+                DBOS.list_workflows,
+                workflow_ids=[operation_id],
+                load_input=False,
+                load_output=False,
+            ).result()
         return workflows[0] if workflows else None
 
     def _running(self) -> builtins.list[Execution]:
@@ -411,8 +411,6 @@ class Worker:
             "db_engine_kwargs": engine_options(self._database_url),
         }
 
-
-_T = TypeVar("_T")
 
 _current: Worker | None = None
 _current_lock = threading.Lock()
@@ -459,6 +457,8 @@ def abandon(
     """Remove the files of a cancelled or failed operation; `cairn gc` removes what remains."""
     resumable = failure is not None and failure.for_missing_space
     remove = (kind.leave if resumable else None) or kind.abandon
+    if remove is None:
+        return
     try:
         remove(roots, request, operation_id)
     except Exception:
@@ -493,12 +493,6 @@ def _own_id() -> str:
     if workflow_id is None:
         raise RuntimeError("a job runs inside a workflow only")
     return workflow_id
-
-
-def _outside_workflow(function: Callable[[], _T]) -> _T:
-    """Call into DBOS without the running workflow's context, so that it records no step."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function).result()
 
 
 logging.getLogger("dbos").addFilter(ExpectedEndings())

@@ -64,10 +64,6 @@ def model_of(request: Mapping[str, Any]) -> ModelMap | None:
     return replace(model, rules=dict(model_request["map"]), match=rename)
 
 
-def _run(context: JobContext, request: Request) -> Result:
-    return context.step("adopt", lambda: _adopt(context, request))
-
-
 def _adopt(context: JobContext, request: Request) -> Result:
     root = request["root"]
     if root not in context.roots:
@@ -125,8 +121,9 @@ def _result(request: Request, adoption: Adoption) -> Result:
     )
 
 
-def _abandon(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
-    """Do nothing: each imported step is complete, and the next run goes on after it."""
-
-
-ADOPT: Final = JobKind(KIND, _run, _abandon, lambda request: str(request["run"]))
+# Nothing to abandon: each imported step is complete, and the next run goes on after it.
+ADOPT: Final = JobKind(
+    KIND,
+    run=lambda context, request: context.step("adopt", lambda: _adopt(context, request)),
+    changed=lambda request: str(request["run"]),
+)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, cast
 
 from cairn.interop.config.base import EDPretrainedConfig
@@ -136,21 +137,14 @@ def _plan(
     shards = tuple(plan_shards(sources, options["max_shard_bytes"]))
     own = {CONFIG_FILE: _json(config)}
     if len(shards) > 1:
-        own[INDEX_FILE] = _json(_index(shards))
+        weight_map = {tensor.name: shard.file_name for shard in shards for tensor in shard.tensors}
+        total_size = sum(shard.nbytes for shard in shards)
+        own[INDEX_FILE] = _json({"metadata": {"total_size": total_size}, "weight_map": weight_map})
     taken = {*own, *(shard.file_name for shard in shards)}
     assets = {
         asset.name: _read_asset(run, asset) for asset in manifest.assets if asset.name not in taken
     }
     return ExportContent(shards, {"format": "pt"}, {**assets, **own}, finite=finite)
-
-
-def _index(shards: tuple[Shard, ...]) -> dict[str, Any]:
-    return {
-        "metadata": {"total_size": sum(shard.nbytes for shard in shards)},
-        "weight_map": {
-            tensor.name: shard.file_name for shard in shards for tensor in shard.tensors
-        },
-    }
 
 
 def _json(value: dict[str, Any]) -> bytes:
@@ -188,8 +182,10 @@ def _run(context: JobContext, request: Request) -> Result:
     return run_export(context, request, _plan, check)
 
 
-def _part(context: JobContext, request: Request, part: Result) -> Result:
-    return write_part(context, request, part, _plan)
-
-
-CONVERT: Final = JobKind(KIND, _run, abandon_export, part=_part, leave=leave_export)
+CONVERT: Final = JobKind(
+    KIND,
+    _run,
+    abandon_export,
+    part=partial(write_part, plan=_plan),
+    leave=leave_export,
+)

@@ -5,6 +5,7 @@ unknown.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from cairn.interop.conversion.tensor_streams import float_dtype, is_floating
 from cairn.interop.errors import ArgumentError
 from cairn.service.errors import InvalidRequestError
-from cairn.service.jobs.context import JobContext, JobKind, Request, Result
+from cairn.service.jobs.context import JobKind
 from cairn.service.jobs.kinds.export_job import (
     ExportContent,
     abandon_export,
@@ -97,12 +98,10 @@ def _dtype(name: str | None) -> np.dtype[Any] | None:
         raise InvalidRequestError(f"body.{exc}") from exc
 
 
-def _run(context: JobContext, request: Request) -> Result:
-    return run_export(context, request, _plan)
-
-
-def _part(context: JobContext, request: Request, part: Result) -> Result:
-    return write_part(context, request, part, _plan)
-
-
-GATHER: Final = JobKind(KIND, _run, abandon_export, part=_part, leave=leave_export)
+GATHER: Final = JobKind(
+    KIND,
+    partial(run_export, plan=_plan),
+    abandon_export,
+    part=partial(write_part, plan=_plan),
+    leave=leave_export,
+)

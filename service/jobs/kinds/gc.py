@@ -1,12 +1,10 @@
 """Garbage collection job: finds files that a run no longer needs, and removes them on request."""
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result, open_run
 from cairn.storage.runs.gc import Garbage, collect_garbage, find_garbage
 from cairn.storage.runs.run import Run
-from cairn.storage.store.uri import StoreURI
 
 KIND: Final = "gc"
 ENTRIES_KEPT: Final = 1000
@@ -15,10 +13,6 @@ ENTRIES_KEPT: Final = 1000
 def gc_request(*, root: str, run: Run, dry_run: bool) -> dict[str, Any]:
     """Return the request of a garbage collection job, as JSON."""
     return {"root": root, "run": run.uri.name, "dry_run": dry_run}
-
-
-def _run(context: JobContext, request: Request) -> Result:
-    return context.step("collect", lambda: _collect(context, request))
 
 
 def _collect(context: JobContext, request: Request) -> Result:
@@ -59,8 +53,9 @@ def _entry(garbage: Garbage) -> dict[str, Any]:
     }
 
 
-def _abandon(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
-    """Do nothing: removed garbage is gone, and the next run finds the rest."""
-
-
-GC: Final = JobKind(KIND, _run, _abandon, lambda request: str(request["run"]))
+# Nothing to abandon: removed garbage is gone, and the next run finds the rest.
+GC: Final = JobKind(
+    KIND,
+    run=lambda context, request: context.step("collect", lambda: _collect(context, request)),
+    changed=lambda request: str(request["run"]),
+)

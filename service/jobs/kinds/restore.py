@@ -139,8 +139,9 @@ def _abandon(roots: Mapping[str, StoreURI], request: Request, operation_id: str)
         abandon_fork(target, by=writer_id(operation_id))
 
 
-def _changed(request: Request) -> str:
-    return str(request["target"] if request["mode"] == FORK else request["run"])
-
-
-RESTORE: Final = JobKind(KIND, _run, _abandon, _changed)
+RESTORE: Final = JobKind(
+    KIND,
+    _run,
+    _abandon,
+    changed=lambda request: str(request["target" if request["mode"] == FORK else "run"]),
+)

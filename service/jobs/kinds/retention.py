@@ -1,6 +1,6 @@
 """Retention job: deletes the steps that a policy does not keep. Each can be undeleted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from cairn.service.catalog.step_records import read_deletions
@@ -10,7 +10,6 @@ from cairn.service.schemas import RetentionPolicy
 from cairn.storage.runs.retention import apply_retention
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
-from cairn.storage.store.uri import StoreURI
 
 KIND: Final = "retention"
 
@@ -26,10 +25,6 @@ def retention_request(
         "grace_seconds": grace,
         "by": by,
     }
-
-
-def _run(context: JobContext, request: Request) -> Result:
-    return context.step("delete", lambda: _delete(context, request))
 
 
 def _delete(context: JobContext, request: Request) -> Result:
@@ -83,8 +78,9 @@ def _key(step: int, attempt: int) -> dict[str, int]:
     return {"step": step, "attempt": attempt}
 
 
-def _abandon(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
-    """Do nothing: deleted steps stay deleted, and can be undeleted."""
-
-
-RETENTION: Final = JobKind(KIND, _run, _abandon, lambda request: str(request["run"]))
+# Nothing to abandon: deleted steps stay deleted, and can be undeleted.
+RETENTION: Final = JobKind(
+    KIND,
+    run=lambda context, request: context.step("delete", lambda: _delete(context, request)),
+    changed=lambda request: str(request["run"]),
+)

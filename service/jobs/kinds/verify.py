@@ -2,7 +2,6 @@
 
 import functools
 import logging
-from collections.abc import Mapping
 from typing import Any, Final
 
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result, open_run, step_request
@@ -12,7 +11,6 @@ from cairn.storage.reading.verify import VerifyReport, verify_step
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.run_check import check_run
 from cairn.storage.runs.step_states import StepInfo, StepState
-from cairn.storage.store.uri import StoreURI
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +45,8 @@ def _run(context: JobContext, request: Request) -> Result:
     reports: list[dict[str, Any]] = []
     for number, (step, attempt) in enumerate(steps, 1):
         place = f" ({number} of {len(steps)})" if len(steps) > 1 else ""
-        info = _info(request, step, attempt)
+        digest = request.get("manifest_digest")
+        info = StepInfo(step, attempt, StepState.LISTED, manifest_digest=digest)
         read, ahead = sum(report["bytes"] for report in reports), len(steps) - number
         verify = functools.partial(_verify, context, request, info, place, read, ahead)
         verified = context.step(f"verify {step}.{attempt}", verify)
@@ -72,11 +71,6 @@ def _listed(context: JobContext, request: Request) -> Result:
     listed = sorted(open_run(context.roots, request).step_attempts().items())
     chosen = {"none": listed[:0], "latest": listed[-1:]}.get(request.get("steps", "all"), listed)
     return {"steps": list(map(list, chosen))}
-
-
-def _info(request: Request, step: int, attempt: int) -> StepInfo:
-    digest = request.get("manifest_digest")
-    return StepInfo(step, attempt, StepState.LISTED, manifest_digest=digest)
 
 
 def _verify(
@@ -171,8 +165,5 @@ def _result(request: Request, records: Result | None, reports: list[dict[str, An
     )
 
 
-def _abandon(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
-    """Do nothing: recorded findings stand."""
-
-
-VERIFY: Final = JobKind(KIND, _run, _abandon, lambda request: str(request["run"]))
+# Nothing to abandon: recorded findings stand.
+VERIFY: Final = JobKind(KIND, _run, changed=lambda request: str(request["run"]))
