@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cairn.interop.conversion.boxes import Box, BoxReads, intersection, shifted, whole_box
+from cairn.interop.conversion.boxes import Box, BoxReads, shifted, whole_box
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Shape = tuple[int, ...]
@@ -142,39 +142,6 @@ class Split:
     def box_reads(self, shapes: Sequence[Shape], leaf: int, box: Box) -> BoxReads:
         """Return the box, shifted to where the leaf begins in the fused tensor."""
         return BoxReads(((0, shifted(box, self.axis, sum(self.sizes[:leaf]))),), _first)
-
-
-@dataclass(frozen=True)
-class Fuse:
-    """Join of several tensors into one leaf, along `axis`."""
-
-    sizes: tuple[int, ...]
-    axis: int = 0
-
-    def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
-        """Join the tensors."""
-        return Split(self.sizes, self.axis).to_hf(tensors)
-
-    def to_hf(self, leaves: Sequence[Array]) -> list[Array]:
-        """Split the leaf."""
-        return Split(self.sizes, self.axis).from_hf(leaves)
-
-    def leaf_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Return the joined shape."""
-        return Split(self.sizes, self.axis).tensor_shapes(shapes)
-
-    def tensor_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Return one shape for each size."""
-        return Split(self.sizes, self.axis).leaf_shapes(shapes)
-
-    def box_reads(self, shapes: Sequence[Shape], leaf: int, box: Box) -> BoxReads:
-        """Return the overlap of the box with each tensor that it reaches into."""
-        reads, start = [], 0
-        for number, shape in enumerate(shapes):
-            shared = intersection(shifted(box, self.axis, -start), whole_box(shape))
-            reads += [] if shared is None else [(number, shared)]
-            start += self.sizes[number]
-        return BoxReads(tuple(reads), lambda arrays: np.concatenate(list(arrays), axis=self.axis))
 
 
 @dataclass(frozen=True)

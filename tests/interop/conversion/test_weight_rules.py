@@ -9,7 +9,6 @@ from cairn.interop.conversion.ops import (
     RENAME,
     TRANSPOSE,
     Chain,
-    Fuse,
     Interleaved,
     RotaryRows,
     Split,
@@ -42,7 +41,6 @@ def ops_with_theirs(draw):
     lengths = tuple(draw(st.lists(sizes, min_size=1, max_size=4)))
     split = Split(lengths)
     fused = numbered(sum(lengths), columns)
-    pieces = [numbered(rows, n) for n in lengths]
     return draw(
         st.sampled_from(
             [
@@ -51,7 +49,6 @@ def ops_with_theirs(draw):
                 (TRANSPOSE, [numbered(parts, rows, columns), numbered(columns, rows)]),
                 (split, [fused]),
                 (Split(lengths, axis=1), [fused.T]),
-                (Fuse(lengths, axis=1), pieces),
                 (Stack(parts), [numbered(rows, columns) + i for i in range(parts)]),
                 (RotaryRows(heads), [numbered(2 * heads * rows, columns)]),
                 (RotaryRows(heads), [numbered(2 * heads * rows)]),
@@ -186,7 +183,6 @@ def test_a_leaf_filled_twice_is_an_error():
     [
         (TRANSPOSE, [(3,)]),
         (Split((1, 2)), [(4, 5)]),
-        (Fuse((1, 2)), [(1, 5), (3, 5)]),
         (Stack(3), [(1,), (1,)]),
         (RotaryRows(2), [(6, 1)]),
     ],
