@@ -10,9 +10,9 @@ from cairn.service.actions.audit import audited
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog.audit import AuditEntry
 from cairn.service.jobs.errors import IdempotencyKeyReusedError, OperationNotFoundError
-from cairn.service.jobs.exports import start_export
+from cairn.service.jobs.kinds.export_job import made_by
 from cairn.service.jobs.records import operation_id, operation_key
-from cairn.service.schemas import MAX_ERRORS, Operation
+from cairn.service.schemas import MAX_ERRORS, Operation, OperationState
 from cairn.storage.runs.run import Run
 
 _PLACE: Final = ("root", "run", "by")
@@ -92,15 +92,31 @@ class JobStart:
         jobs, key = self.plane.jobs, self._key
         with self._audited(request) as entry:
             try:
-                if exported is None:
+                operation = None if key else self._maker(request, exported)
+                if operation is None:
                     operation = jobs.start(self.kind, request, idempotency_key=key)
-                else:
-                    operation = start_export(jobs, exported, request, idempotency_key=key)
             except IdempotencyKeyReusedError as exc:
                 difference = describe_key_reuse(exc.used, self.kind, request)
                 raise IdempotencyKeyReusedError(self.idempotency_key, exc.used, difference) from exc
             entry.complete(operation=operation.id)
         return operation
+
+    def _maker(self, request: Mapping[str, Any], exported: Run | None) -> Operation | None:
+        """Return the operation that made the export in a run that may have it already; else None.
+
+        An operation of another control plane is unknown here, so a job is started, which finds the
+        artifact. The same holds for a request with a key, since a key names an operation of its
+        own.
+        """
+        maker = None if exported is None else made_by(exported, request)
+        if maker is None:
+            return None
+        with suppress(OperationNotFoundError):
+            operation = self.plane.jobs.get(maker)
+            is_same = (operation.kind, operation.request) == (self.kind, dict(request))
+            if is_same and operation.state is OperationState.SUCCEEDED:
+                return operation
+        return None
 
     @property
     def _key(self) -> str | None:

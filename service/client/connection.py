@@ -144,3 +144,14 @@ class Connection:
                     return response
             time.sleep(pause)
             attempt += 1
+
+
+def check(response: httpx.Response) -> None:
+    """Raise the problem of an unsuccessful answer; leave the body of a success unread.
+
+    Raises:
+        ProblemResponseError: The answer is not a success.
+    """
+    if not response.is_success:
+        response.read()
+        raise_for_problem(response)

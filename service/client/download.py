@@ -10,8 +10,8 @@ from typing import Any, BinaryIO, Final
 
 import httpx
 
+from cairn.service.client.connection import check
 from cairn.service.client.protocol.responses import unreachable
-from cairn.service.client.streams import check
 from cairn.service.client.whole_file import whole_file
 from cairn.service.errors import DownloadError
 

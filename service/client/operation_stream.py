@@ -8,10 +8,10 @@ from typing import Final
 
 import httpx
 
+from cairn.service.client.connection import check
 from cairn.service.client.protocol.backoff import Backoff
 from cairn.service.client.protocol.event_stream import EventStream
 from cairn.service.client.protocol.responses import unreachable
-from cairn.service.client.streams import check
 from cairn.service.errors import ProblemResponseError
 from cairn.service.schemas import Operation
 

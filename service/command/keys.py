@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from cairn.service.command.data_folder import administered
-from cairn.service.command.durations import parse_duration
-from cairn.service.command.options import DataOption, console, errors
+from cairn.service.command.options import DataOption, console, errors, parse_duration
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
 from cairn.service.command.secret_files import SecretFileOption, secret_file
@@ -48,10 +47,7 @@ def _names(texts: list[str] | None) -> list[str] | None:
 def _lifetime(text: str | None) -> float | None:
     if text is None:
         return None
-    try:
-        seconds = parse_duration(text)
-    except ValueError as exc:
-        raise typer.BadParameter(str(exc)) from exc
+    seconds = parse_duration(text)
     if not 0 < seconds <= MAX_GRACE_SECONDS:
         raise typer.BadParameter(f"expected some time, a hundred years at most, found {text!r}")
     return seconds

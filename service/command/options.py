@@ -1,5 +1,6 @@
 """Shared parts of the commands: parameters, consoles, the report of an operation."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -8,7 +9,6 @@ from rich.console import Console
 
 from cairn.service.client.client import Client
 from cairn.service.command import completion
-from cairn.service.command.durations import parse_duration
 from cairn.service.command.output.documents import print_document
 from cairn.service.command.watch import (
     as_json,
@@ -113,17 +113,29 @@ def _as_size(text: str) -> str:
     return text
 
 
-def _as_seconds(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as exc:
-        raise typer.BadParameter(str(exc)) from exc
+_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_DURATION: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([smhdw]?)")
+
+
+def parse_duration(text: str) -> float:
+    """Parse a duration, `90s`, `30m`, `12h`, `7d`, `2w`, or a number of seconds; return seconds.
+
+    Raises:
+        BadParameter: `text` is not a duration.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise typer.BadParameter(
+            "expected a number with s, m, h, d or w (seconds, minutes, hours, days, weeks), "
+            f"such as 12h or 7d, found {text!r}"
+        )
+    return float(match[1]) * _UNITS[match[2]]
 
 
 SIZE: Final[dict[str, Any]] = {"metavar": "SIZE", "parser": _as_size}
 """Arguments of `typer.Option` for a size in bytes."""
 
-TIME: Final[dict[str, Any]] = {"metavar": "TIME", "parser": _as_seconds}
+TIME: Final[dict[str, Any]] = {"metavar": "TIME", "parser": parse_duration}
 """Arguments of `typer.Option` for a duration; the command gets seconds."""
 
 

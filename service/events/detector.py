@@ -8,16 +8,13 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import select
-
 from cairn.service.catalog import rows
 from cairn.service.catalog.engine import Catalog
-from cairn.service.catalog.events.outbox import NewEvent, publish
-from cairn.service.catalog.models import EventRow
+from cairn.service.catalog.events.outbox import NewEvent, last_job_end, publish
 from cairn.service.jobs.dbos_engine.jobs import Jobs
 from cairn.service.jobs.errors import OperationNotFoundError
 from cairn.service.schemas import EventKind, Operation, OperationState
-from cairn.storage.store.clock import from_rfc3339, rfc3339
+from cairn.storage.store.clock import rfc3339
 from cairn.storage.store.uri import StoreURI
 
 OVERLAP: Final = timedelta(minutes=10)
@@ -57,7 +54,8 @@ class EventDetector:
     def jobs(self, now: datetime) -> None:
         """Publish the ends of jobs."""
         if self._since is None:
-            self._since = self._last_end() or now - LOOKBACK
+            with self._catalog.query() as connection:
+                self._since = last_job_end(connection) or now - LOOKBACK
         ended = self._jobs.ended(self._since - OVERLAP)
         # In order of time: after a crash, a successor goes on from the last end that was published.
         for moment, operation, state in sorted(ended - self._told):
@@ -96,13 +94,6 @@ class EventDetector:
             apart = (scanned - last).total_seconds()
         self._scanned[root] = scanned, apart
         return (now - scanned).total_seconds() > max(BEHIND_SECONDS, _LATE * apart)
-
-    def _last_end(self) -> datetime | None:
-        """Return the time of the last end that was published."""
-        query = select(EventRow.detail).where(EventRow.kind == EventKind.JOB_ENDED.value)
-        with self._catalog.query() as connection:
-            last = connection.execute(query.order_by(EventRow.id.desc()).limit(1)).first()
-        return None if last is None else from_rfc3339(last.detail["ended"])
 
     def _tell(self, events: list[NewEvent]) -> None:
         for event in events:

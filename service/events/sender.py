@@ -29,7 +29,6 @@ from cairn.service.events.deliveries import (
 )
 from cairn.service.events.detector import EventDetector
 from cairn.service.events.http_post import PostFailedError, post
-from cairn.service.events.retries import wait_after
 from cairn.service.events.signatures import signed_headers
 from cairn.service.events.targets import parse_target
 from cairn.service.jobs.dbos_engine.jobs import Jobs
@@ -60,6 +59,12 @@ IN_A_ROW: Final = 100
 """Messages to one receiver before others have their turn."""
 
 STOP_SECONDS: Final = 20.0
+
+RETRY_SECONDS: tuple[float, ...] = (5, 30, 120, 600, 1800, 7200, 14400, 21600, 43200)
+"""Delays from each try of a delivery to the next, before jitter: over a day in all. After the last
+try, the event is given up."""
+
+_SPREAD: Final = 0.3
 
 
 class Sender:
@@ -204,6 +209,19 @@ class Sender:
         except Exception:  # the thread must survive: the next try may succeed
             logger.exception("events wait")
             self._stop.wait(POLL_SECONDS)
+
+
+def wait_after(tries: int, chance: float) -> timedelta | None:
+    """Return the delay after a number of tries; None: there is no other try.
+
+    Args:
+        tries: Number of tries so far.
+        chance: Random number from 0 to 1 for the jitter, which spreads deliveries that failed
+            together.
+    """
+    if tries > len(RETRY_SECONDS):
+        return None
+    return timedelta(seconds=RETRY_SECONDS[tries - 1] * (1 + _SPREAD * (2 * chance - 1)))
 
 
 def _name_of(settings: Settings) -> WorkerName:

@@ -9,14 +9,14 @@ import sys
 import uvicorn
 
 from cairn.service.app import create_app
-from cairn.service.events import retries, sender
+from cairn.service.events import sender
 from cairn.service.settings import load_settings
 
 TRIES = 4
 
 
 def main(port: str) -> None:
-    retries.RETRY_SECONDS = (0.02,) * (TRIES - 1)
+    sender.RETRY_SECONDS = (0.02,) * (TRIES - 1)
     sender.POLL_SECONDS = 0.02
     sender.ASK_SECONDS = 0.1
     uvicorn.run(create_app(load_settings()), host="127.0.0.1", port=int(port), log_level="warning")

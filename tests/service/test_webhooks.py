@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from cairn.service.app import create_app
 from cairn.service.catalog.models import AuditRow
-from cairn.service.events import retries, sender
+from cairn.service.events import sender
 from cairn.service.events.detector import EventDetector
 from cairn.service.events.sender import Sender
 from cairn.service.settings import Settings
@@ -31,7 +31,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(sender, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(sender, "NOTICE_SECONDS", 0.05)
     monkeypatch.setattr(sender, "ASK_SECONDS", 0.05)
-    monkeypatch.setattr(retries, "RETRY_SECONDS", (0.05, 0.05, 0.05))
+    monkeypatch.setattr(sender, "RETRY_SECONDS", (0.05, 0.05, 0.05))
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_event_is_delivered_signed_and_logged(served):
 
 
 def test_later_events_of_a_run_wait_for_the_earlier_and_other_runs_do_not(served, monkeypatch):
-    monkeypatch.setattr(retries, "RETRY_SECONDS", (0.05,) * 1000)  # however late the others come
+    monkeypatch.setattr(sender, "RETRY_SECONDS", (0.05,) * 1000)  # however late the others come
     failing = threading.Event()
 
     def decide(event):
@@ -419,7 +419,7 @@ def test_metrics_tell_of_events_that_wait_and_of_those_that_were_given_up(served
         promote(served, 3)
         receiver.wait(lambda: deliveries(served, webhook, state="dead"))
         assert readings(served) == [1, 0]
-        monkeypatch.setattr(retries, "RETRY_SECONDS", (60.0,))
+        monkeypatch.setattr(sender, "RETRY_SECONDS", (60.0,))
         promote(served, 6, 1)
         receiver.wait(lambda: deliveries(served, webhook, state="pending"))
         dead, waits = readings(served)

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, bindparam, func, insert, select
 from cairn.service.catalog.engine import lock
 from cairn.service.catalog.models import EventRow
 from cairn.service.schemas import EventKind
-from cairn.storage.store.clock import utc_now
+from cairn.storage.store.clock import from_rfc3339, utc_now
 
 _UID_BYTES: Final = 16
 _AT_ONCE: Final = 500  # identities in one statement
@@ -118,6 +118,13 @@ def publish_all(connection: Connection, root: str, run: str, events: Iterable[Ne
         for number, ((kind, identity), event) in enumerate(new_events.items(), 1)
     ]
     connection.execute(_ADD, values)
+
+
+def last_job_end(connection: Connection) -> datetime | None:
+    """Return the time of the last end of a job that was published; None: there is none."""
+    ends = select(EventRow.detail).where(EventRow.kind == EventKind.JOB_ENDED.value)
+    detail = connection.scalar(ends.order_by(EventRow.id.desc()).limit(1))
+    return None if detail is None else from_rfc3339(detail["ended"])
 
 
 def _identity(key: tuple[str | int | None, ...]) -> str:

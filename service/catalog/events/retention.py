@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, not_, select, update
+from sqlalchemy import Connection, and_, delete, func, insert, not_, select, update
 from sqlalchemy.orm import aliased
 
 from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.events.outbox import last_job_end
 from cairn.service.catalog.models import (
     AutomationRow,
     DeliveryRow,
@@ -16,7 +17,6 @@ from cairn.service.catalog.models import (
     WebhookRow,
 )
 from cairn.service.schemas import DeliveryState, EventKind
-from cairn.storage.store.clock import from_rfc3339
 
 AT_ONCE: Final = 500
 """Events that are removed in one transaction."""
@@ -46,9 +46,10 @@ def prune_events(catalog: Catalog, before: datetime, automations: Iterable[str])
         of_run = later.root == EventRow.root, later.run == EventRow.run
         followed = select(later.id).where(*of_run, later.sequence > EventRow.sequence).exists()
         old = select(EventRow.id).where(EventRow.id <= last, followed)
-        kept = _recent_job_ends(connection)
-        if kept is not None:
-            old = old.where(not_(kept))
+        last_end = last_job_end(connection)
+        if last_end is not None:  # ends from then on are searched again
+            searched = and_(EventRow.kind.in_(_JOBS), EventRow.at >= last_end - OVERLAP)
+            old = old.where(not_(searched))
         ids = list(connection.scalars(old.order_by(EventRow.id).limit(AT_ONCE)))
         if not ids:
             return 0
@@ -92,15 +93,6 @@ def _needed_positions(connection: Connection, automations: Iterable[str]) -> lis
         moved = EventRow.kind == EventKind.ALIAS_MOVED.value, EventRow.id > followed
         bounds.append(connection.scalar(select(func.min(EventRow.id) - 1).where(*moved)))
     return [bound for bound in bounds if bound is not None]
-
-
-def _recent_job_ends(connection: Connection) -> ColumnElement[bool] | None:
-    """Return a condition for events of ends that are searched again; None: no job ended."""
-    ends = select(EventRow.detail).where(EventRow.kind == EventKind.JOB_ENDED.value)
-    last = connection.scalar(ends.order_by(EventRow.id.desc()).limit(1))
-    if last is None:
-        return None
-    return and_(EventRow.kind.in_(_JOBS), EventRow.at >= from_rfc3339(last["ended"]) - OVERLAP)
 
 
 def _note(connection: Connection, position: int) -> None:

@@ -145,3 +145,14 @@ class AsyncConnection:
                     return response
             await anyio.sleep(pause)
             attempt += 1
+
+
+async def check(response: httpx.Response) -> None:
+    """Raise the problem of an unsuccessful answer; leave the body of a success unread.
+
+    Raises:
+        ProblemResponseError: The answer is not a success.
+    """
+    if not response.is_success:
+        await response.aread()
+        raise_for_problem(response)

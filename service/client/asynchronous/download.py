@@ -10,7 +10,7 @@ from typing import Any, Final
 import httpx
 from anyio import AsyncFile
 
-from cairn.service.client.asynchronous.streams import check
+from cairn.service.client.asynchronous.connection import check
 from cairn.service.client.asynchronous.whole_file import whole_file
 from cairn.service.client.protocol.responses import unreachable
 from cairn.service.errors import DownloadError

@@ -7,7 +7,7 @@ from typing import Final
 import anyio
 import httpx
 
-from cairn.service.client.asynchronous.streams import check
+from cairn.service.client.asynchronous.connection import check
 from cairn.service.client.protocol.backoff import Backoff
 from cairn.service.client.protocol.event_stream import EventStream
 from cairn.service.client.protocol.responses import unreachable

@@ -1,15 +1,18 @@
 """Grid of the shards into which a partition spec splits a tensor on a mesh."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from cairn.interop.placement.specs import entry_axes
+from cairn.service.errors import InvalidRequestError
 
 MAX_PARTS: Final = 64
 _WIDTH: Final = 360
 _HEIGHT: Final = 200
+_AXIS: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,63})\s*=\s*([1-9][0-9]{0,8})")
 
 Spec = Sequence[str | Sequence[str] | None]
 
@@ -88,3 +91,21 @@ def mesh_of(config: Mapping[str, Any]) -> dict[str, int]:
 def mesh_text(mesh: Mapping[str, int]) -> str:
     """Format a mesh as people type it: `fsdp=4,tp=2`."""
     return ",".join(f"{name}={size}" for name, size in mesh.items())
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """Parse a mesh such as `fsdp=4,tp=2` into the number of devices along each axis.
+
+    Raises:
+        InvalidRequestError: The text is not a mesh, or names an axis twice.
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        match = _AXIS.fullmatch(part.strip())
+        if match is None or match[1] in sizes:
+            detail = (
+                f"mesh: expected axes such as fsdp=4,tp=2, each once; found {part.strip()[:60]!r}"
+            )
+            raise InvalidRequestError(detail, errors=[{"field": "mesh", "detail": detail}])
+        sizes[match[1]] = int(match[2])
+    return sizes

@@ -57,6 +57,12 @@ def branches(leaves: Sequence[LeafRecord], prefix: str) -> list[Branch]:
     return [_branch(name, prefix, group) for name, group in groups.items()]
 
 
+def trail(path: str) -> list[tuple[str, str]]:
+    """Return the levels above the last slash of a path or prefix, each with the prefix up to it."""
+    parts = path.split("/")[:-1]
+    return [(part, "/".join(parts[: at + 1]) + "/") for at, part in enumerate(parts)]
+
+
 def _branch(name: str, prefix: str, group: Sequence[LeafRecord]) -> Branch:
     nbytes = sum(leaf.nbytes for leaf in group)
     if len(group) == 1:

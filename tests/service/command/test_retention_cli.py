@@ -1,8 +1,9 @@
 """`cairn delete`, `undelete` and `prune` against a control plane in a process of its own."""
 
 import pytest
+import typer
 
-from cairn.service.command.durations import parse_duration
+from cairn.service.command.options import parse_duration
 from cairn.storage.runs.run import Run
 from tests.service.command.test_cli import refused, result, rows
 from tests.service.commands import cairn, cairn_here, cairn_on_a_terminal
@@ -143,5 +144,5 @@ def test_duration_is_read_as_people_write_it(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "d", "-1d", "7 d", "7D", "1e3", "inf", "nan", "٣d", "1y"])
 def test_text_that_is_no_duration_is_refused(text):
-    with pytest.raises(ValueError, match="such as 12h or 7d, found"):
+    with pytest.raises(typer.BadParameter, match="such as 12h or 7d, found"):
         parse_duration(text)

@@ -12,13 +12,12 @@ from cairn.service.actions.activity import activity_of
 from cairn.service.catalog.queries import RecentStep
 from cairn.service.dashboard.charts.changes import bars_of, layer_of, layers_of
 from cairn.service.dashboard.charts.family import Node, family
-from cairn.service.dashboard.charts.mesh import mesh_of, splitting
+from cairn.service.dashboard.charts.mesh import mesh_of, parse_mesh, splitting
 from cairn.service.dashboard.charts.picture import png_of
 from cairn.service.dashboard.charts.tensor_tree import branches, place
 from cairn.service.dashboard.formats import apart, brief, figure, keys, percent, quoted, spec
 from cairn.service.dashboard.pages.run.lineage import _shorten, _superseded_nodes
 from cairn.service.dashboard.pages.runs import run_filter
-from cairn.service.dashboard.pages.step.meshes import parse_mesh
 from cairn.service.errors import InvalidRequestError
 from cairn.service.filters.fields import RUN_FIELDS
 from cairn.service.filters.search import Search

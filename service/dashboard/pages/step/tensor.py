@@ -13,11 +13,11 @@ from cairn.service.actions import plans, tensors
 from cairn.service.actions.caches import OpenStep
 from cairn.service.dashboard import addresses
 from cairn.service.dashboard.charts.histogram import bars_of
-from cairn.service.dashboard.charts.mesh import mesh_of, mesh_text, splitting
+from cairn.service.dashboard.charts.mesh import mesh_of, mesh_text, parse_mesh, splitting
 from cairn.service.dashboard.charts.picture import png_of
+from cairn.service.dashboard.charts.tensor_tree import trail
 from cairn.service.dashboard.forms.fields import body_of
 from cairn.service.dashboard.page_routes import StorePage, page_router
-from cairn.service.dashboard.pages.step.meshes import parse_mesh
 from cairn.service.dashboard.rendering import HEADERS
 from cairn.service.dashboard.requests import StepRequestDependency
 from cairn.service.errors import InvalidRequestError
@@ -64,7 +64,7 @@ def tensor_page(
         mesh=mesh_text(axes),
         split=splitting(leaf.shape, planned.spec if planned else leaf.spec, axes) if axes else None,
         planned=planned,
-        trail=_trail(leaf.path),
+        trail=trail(leaf.path),
         drawable=drawable,
         part=shown,
         part_problem=_part_problem(step, item, path, part) if drawable and part else None,
@@ -113,12 +113,6 @@ def _part_problem(step: OpenStep, item: str, path: str, part: str) -> str | None
     except (InvalidRequestError, InvalidSliceError) as exc:
         return str(exc)
     return None
-
-
-def _trail(path: str) -> list[tuple[str, str]]:
-    """Return the parts of a leaf's path above the leaf, each with the prefix up to it."""
-    parts = path.split("/")[:-1]
-    return [(part, "/".join(parts[: at + 1]) + "/") for at, part in enumerate(parts)]
 
 
 def matrix_of(part: TensorPart) -> np.ndarray[Any, Any]:

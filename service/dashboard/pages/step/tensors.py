@@ -7,7 +7,7 @@ from fastapi import Query
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
-from cairn.service.dashboard.charts.tensor_tree import branches, place
+from cairn.service.dashboard.charts.tensor_tree import branches, place, trail
 from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.requests import StepRequestDependency
 from cairn.service.schemas import PLAIN_PATTERN
@@ -46,7 +46,7 @@ def tensors_page(
         items=[(name, counts[name], sizes[name]) for name in sorted(sizes)],
         item=shown,
         prefix=prefix,
-        trail=_trail(prefix),
+        trail=trail(prefix),
         q=q,
         branches=rows[:MAX_ROWS],
         matches=matches[:MAX_ROWS] if words else [],
@@ -55,9 +55,3 @@ def tensors_page(
         total=max(1, sizes.get(shown, 0)),
         elements=elements,
     )
-
-
-def _trail(prefix: str) -> list[tuple[str, str]]:
-    """Return the parts of a prefix, each with the prefix up to it."""
-    parts = [part for part in prefix.split("/") if part]
-    return [(part, "/".join(parts[: at + 1]) + "/") for at, part in enumerate(parts)]
