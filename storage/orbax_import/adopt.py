@@ -151,7 +151,13 @@ def adopt(
         before = look_again(imported, listed, model)
         new, refused, left = _sorted_out(imported, listed, contents)
         if step is not None:
-            refused += _otherwise(listed, source, check_step(step))
+            number = check_step(step)
+            refused += [
+                f"{source.name}: adopted as step {info.step}, not {number}; "
+                "adopt it into another run"
+                for info in listed
+                if info.source == str(source) and info.step != number
+            ]
         problems = [*before.changed, *refused]
         left += before.added
         for count, (number, uri) in enumerate(new.items(), 1):
@@ -242,15 +248,6 @@ def _sorted_out(
         else:
             new[number] = uri
     return new, refused, left
-
-
-def _otherwise(listed: list[StepInfo], folder: StoreURI, step: int) -> list[str]:
-    """Return a note if the one checkpoint is listed as another step."""
-    others = (info.step for info in listed if info.source == str(folder) and info.step != step)
-    return [
-        f"{folder.name}: adopted as step {other}, not {step}; adopt it into another run"
-        for other in others
-    ]
 
 
 def _beside(folder: StoreURI) -> StoreURI:

@@ -26,7 +26,6 @@ from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.store.file_checksums import read_files
 from cairn.storage.store.files import FileEntry
 from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import StoreURI
 
 __all__ = ["AdoptedSteps", "look_again"]
 
@@ -82,8 +81,11 @@ def look_again(run: Run, listed: Iterable[StepInfo], model: ModelMap | None) -> 
             text = "; ".join(problems[name] for name in sorted(problems))
             checked.changed.append(f"{place.folder.name}: changed since it was adopted: {text}")
             continue
+        assert manifest.plain is not None, "it was adopted"
         try:
-            same = model is None or _is_as_mapped(place.folder, manifest, model)
+            same = model is None or is_as_mapped(
+                place.folder, plain_items(place.folder).plain, manifest.plain, model
+            )
         except (CorruptionError, UnsupportedFormatError) as exc:  # by what was added
             checked.changed.append(f"{place.folder.name}: {exc}")
             continue
@@ -114,11 +116,6 @@ def _problems(place: FilePlace, entries: dict[str, FileEntry]) -> dict[str, str]
     # A chunk that was not stored was read as zeros, and now would be as something else.
     new = (name for name in entries if name not in names and is_data_file(name))
     return problems | {name: f"{name}: values that were not there" for name in new}
-
-
-def _is_as_mapped(step: StoreURI, manifest: Manifest, model: ModelMap) -> bool:
-    assert manifest.plain is not None, "it was adopted"
-    return is_as_mapped(step, plain_items(step).plain, manifest.plain, model)
 
 
 def _another(

@@ -158,7 +158,12 @@ def _many(folder: StoreURI, entries: Sequence[FileEntry]) -> FolderContents:
         if _TEMPORARY in name:
             left.append(f"{name}: not committed")
         elif not _is_checkpoint(folder / name):
-            others += _others_told(folder, name, is_numbered=numbered is not None)
+            inner = _folders(open_files(folder / name).list())
+            steps_inside = filter(_NUMBERED.fullmatch, inner)
+            if any(_is_checkpoint(folder / name / child) for child in steps_inside):
+                others.append(f"{name}: a folder of checkpoints; adopt it by itself")
+            elif numbered is not None:
+                others.append(f"{name}: no checkpoint of Orbax")
         elif numbered is None:
             left.append(f"{name}: a checkpoint without a number; adopt that folder by itself")
         elif not _is_committed(folder / name):
@@ -184,14 +189,6 @@ def _many(folder: StoreURI, entries: Sequence[FileEntry]) -> FolderContents:
 def link_problem(name: str, leads_to: str) -> str:
     """Describe, in one line, a step that is a link."""
     return f"{name}: a link to {leads_to}; adopt that folder by itself"
-
-
-def _others_told(folder: StoreURI, name: str, *, is_numbered: bool) -> list[str]:
-    """Describe a folder that is no checkpoint but could be taken for one; else return []."""
-    inner = _folders(open_files(folder / name).list())
-    if any(_NUMBERED.fullmatch(child) and _is_checkpoint(folder / name / child) for child in inner):
-        return [f"{name}: a folder of checkpoints; adopt it by itself"]
-    return [f"{name}: no checkpoint of Orbax"] * is_numbered
 
 
 def _refuse_many(folder: StoreURI, entries: Iterable[FileEntry]) -> None:

@@ -319,11 +319,11 @@ def _leaves(
                 digest=None if filled is None else digest_text(total(filled.digests)),
             )
         )
-    return records, {path: [_digested(leaf)] for path, leaf in by_path.items()}
-
-
-def _digested(leaf: _Leaf) -> DigestedBox:
-    return DigestedBox((0,) * len(leaf.info.shape), leaf.digests.shape, leaf.digests)
+    boxes = {
+        path: [DigestedBox((0,) * len(leaf.info.shape), leaf.digests.shape, leaf.digests)]
+        for path, leaf in by_path.items()
+    }
+    return records, boxes
 
 
 def _leaf(info: LeafInfo) -> _Leaf:

@@ -129,7 +129,7 @@ def stream_blocks(
     if isinstance(array, DirectReads):
         todo = asked_ahead(
             todo,
-            lambda entry: _elements(entry[1]) * plan.itemsize,
+            lambda entry: plan.itemsize * math.prod(part.stop - part.start for part in entry[1]),
             lambda entry: array.ask(entry[1]),
         )
     block: np.ndarray | None = None
@@ -192,10 +192,6 @@ def stream_pieces(
             yield wait(ahead.popleft())
     while ahead:
         yield wait(ahead.popleft())
-
-
-def _elements(box: Box) -> int:
-    return math.prod(part.stop - part.start for part in box)
 
 
 def _shifted(part: slice, by: int) -> slice:

@@ -48,14 +48,10 @@ def database_entries(item: StoreURI) -> dict[str, ValueRef | bytes]:
                 shared = entry.get("subtree_common_prefix", b"").decode()
                 nodes.append((prefix + shared, entry["location"]))
             elif "indirect_value" in entry:
-                entries[key] = _ref_of(entry["indirect_value"])
+                # "value:<base path>:<path>:<offset>:<length>"
+                _, database, rest = entry["indirect_value"].split(":", 2)
+                path, offset, length = rest.rsplit(":", 2)
+                entries[key] = ValueRef(database + path, int(offset), int(length))
             else:
                 entries[key] = bytes(entry["inline_value"])
     return entries
-
-
-def _ref_of(location: str) -> ValueRef:
-    """Parse "value:<base path>:<path>:<offset>:<length>"."""
-    _, base, rest = location.split(":", 2)
-    path, offset, length = rest.rsplit(":", 2)
-    return ValueRef(base + path, int(offset), int(length))

@@ -128,7 +128,12 @@ class LocalShards:
             for run in _runs(self._chunks(array, origin, regions)):
                 number = run[0][0]
                 self._read_run(array, file, ref.offset + number * (data + CRC_BYTES), run)
-            self._check_index(array, file, ref, origin)
+            # Chunks are found without the index, by their size. It is compared because other
+            # readers use it.
+            expected = shard_index(*array.cut, array.dtype.itemsize)
+            at = ref.offset + ref.length - len(expected)
+            if os.pread(file, len(expected), at) != expected:
+                raise damaged(array, origin, "the index of its shard", "another")
 
     def read_whole(self, chunks: Sequence[WholeChunk]) -> None:
         """Fill the regions of many small chunks; neighbours are read in one call.
@@ -220,14 +225,6 @@ class LocalShards:
                 )
                 if shared is not None:
                     region.part(shared.second)[...] = chunk.values[shared.first]
-
-    def _check_index(self, array: StoredCut, file: int, ref: ValueRef, origin: Index) -> None:
-        # Chunks are found without the index, by their size. It is compared because other readers
-        # use it.
-        expected = shard_index(*array.cut, array.dtype.itemsize)
-        at = ref.offset + ref.length - len(expected)
-        if os.pread(file, len(expected), at) != expected:
-            raise damaged(array, origin, "the index of its shard", "another")
 
     def _ref(self, array: StoredCut, origin: Index) -> ValueRef:
         return checked_place(array, origin, array.place or partial(self._stored, array))

@@ -106,7 +106,12 @@ class CheckpointReader:
         self._context = ts.Context(_CONTEXT, parent=store_context())
         self._items: dict[str, ItemArrays | None] = {}
         self._index = contents if isinstance(contents, StepIndex) else None
-        self._files = {record.name: record for record in _small_files(contents)}
+        small_files: tuple[ObjectRecord, ...] = ()
+        if isinstance(contents, StepIndex):
+            small_files = contents.directory.objects
+        elif contents is not None:
+            small_files = contents.objects
+        self._files = {record.name: record for record in small_files}
 
     def __repr__(self) -> str:
         return f"CheckpointReader({str(self.uri)!r})"
@@ -434,7 +439,12 @@ class CheckpointReader:
             StoreUnavailableError: the store gives no answer.
         """
         if self._plain is not None:
-            return self._plain_meta(self._plain.json_files)
+            described = {
+                item: parse_json_object(self._file(name) or b"", path=self.uri / name)
+                for item, name in self._plain.json_files.items()
+            }
+            # By item, unless "meta" is the only one.
+            return described[META_ITEM] if set(described) == {META_ITEM} else described
         if META_ITEM not in self._names:
             return {}
         for name in JSON_FILES:
@@ -442,14 +452,6 @@ class CheckpointReader:
             if data is not None:
                 return parse_json_object(data, path=self.uri / META_ITEM / name)
         return self._meta_tree()
-
-    def _plain_meta(self, files: Mapping[str, str]) -> dict[str, Any]:
-        """Return the JSON of an adopted step: by item, unless "meta" is the only one."""
-        described = {
-            item: parse_json_object(self._file(name) or b"", path=self.uri / name)
-            for item, name in files.items()
-        }
-        return described[META_ITEM] if set(described) == {META_ITEM} else described
 
     def custom_metadata(self) -> dict[str, Any]:
         """Return the custom metadata that Orbax stores with a step; {} if there is none.
@@ -493,17 +495,17 @@ class CheckpointReader:
                 next_step="Ask for what the step has.",
             )
         files = [iterator_file(name, process, count) for process in numbers]
-        contents = [self._content_of(file) for file in files]
+        contents: list[object] = []  # equal for files with the same content
+        for file in files:
+            record = self._files.get(file)
+            contents.append(
+                file if record is None else (record.size, record.crc32c, record.content)
+            )
         # Reversed, so that of files with equal contents the first is read.
         distinct = dict(zip(reversed(contents), reversed(files), strict=True))
         with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
             read = dict(zip(distinct, pool.map(self._recorded, distinct.values()), strict=True))
         return [read[content] for content in contents]
-
-    def _content_of(self, file: str) -> object:
-        """Return a value that is equal for files with the same content."""
-        content = self._files.get(file)
-        return file if content is None else (content.size, content.crc32c, content.content)
 
     def _recorded(self, file: str) -> bytes:
         data = self._file(file) if file in self._files else None
@@ -662,13 +664,6 @@ class CheckpointReader:
                 next_step=NEXT_STEP,
             )
         return data
-
-
-def _small_files(contents: StepContents | None) -> tuple[ObjectRecord, ...]:
-    """Return the records of the files that may be read here."""
-    if isinstance(contents, StepIndex):
-        return contents.directory.objects
-    return () if contents is None else contents.objects
 
 
 def _no_checkpoint(step_uri: StoreURI) -> StorageError:

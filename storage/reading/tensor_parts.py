@@ -281,15 +281,13 @@ class TensorPart:
                 next_step="Ask for its values, with format=npy.",
             )
         running = RunningStatistics(self.dtype)
-        for piece in self._pieces():  # the next ones are read, and decoded, meanwhile
+        if 0 in self.shape or self._has_steps:
+            pieces = self.blocks()
+        else:  # in any order
+            pieces = self.reader.iter_pieces(self.item, self.path, index=self.index)
+        for piece in pieces:  # the next ones are read, and decoded, meanwhile
             running.add(piece)
         return running.result()
-
-    def _pieces(self) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
-        """Return an iterator over the elements in any order."""
-        if 0 in self.shape or self._has_steps:
-            return self.blocks()
-        return self.reader.iter_pieces(self.item, self.path, index=self.index)
 
     @property
     def _has_steps(self) -> bool:

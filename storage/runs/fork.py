@@ -240,21 +240,18 @@ def abandon_fork(target: StoreURI, *, by: str) -> None:
     """
     run = Run(target)
     attempts = list_attempts(run.objects)
-    owned = bool(attempts) and all(attempt.writer == by for attempt in attempts)
-    if owned and _is_fork(run) and _is_free(run, by) and not run.objects.list(MANIFESTS):
-        open_files(target.parent).delete_tree(target.name)
-
-
-def _is_fork(run: Run) -> bool:
+    if not attempts or any(attempt.writer != by for attempt in attempts):
+        return
+    lineage = None
     with contextlib.suppress(RunNotFoundError, *UNREADABLE):
-        return run.info().lineage is not None
-    return False
-
-
-def _is_free(run: Run, by: str) -> bool:
-    """Return True if the lease was given back, or is a fork's, which has no instance."""
+        lineage = run.info().lineage
+    if lineage is None:
+        return
     lease = read_lease(run.objects)
-    return lease is None or lease.released or (lease.writer, lease.instance) == (by, "")
+    # The lease was given back, or is a fork's, which has no instance.
+    is_free = lease is None or lease.released or (lease.writer, lease.instance) == (by, "")
+    if is_free and not run.objects.list(MANIFESTS):
+        open_files(target.parent).delete_tree(target.name)
 
 
 class _LeaseKeeper:
@@ -379,7 +376,11 @@ def _ensure_held(run: Run, attempt: Attempt) -> None:
 
 def _refuse_foreign(target: StoreURI) -> None:
     """Raise if the folder holds other files: abandoning a fork removes its whole folder."""
-    foreign = [entry.name for entry in open_files(target).list() if not _is_own(entry.name)]
+    foreign = []
+    for entry in open_files(target).list():
+        name = entry.name.removesuffix(LOCK_SUFFIX)  # left by a write that was killed
+        if not (name in _FILES or f"{name}/" in RUN_FOLDERS or is_probe_name(name)):
+            foreign.append(entry.name)
     if foreign:
         raise PreconditionFailedError(
             "the folder is in use",
@@ -388,12 +389,6 @@ def _refuse_foreign(target: StoreURI) -> None:
             found=", ".join(foreign[:5]),
             next_step="Choose another name.",
         )
-
-
-def _is_own(name: str) -> bool:
-    """Return True if the name in a run's folder is Cairn's, or left by a write that was killed."""
-    name = name.removesuffix(LOCK_SUFFIX)
-    return name in _FILES or f"{name}/" in RUN_FOLDERS or is_probe_name(name)
 
 
 def _refuse_inside(source: Run, target: StoreURI) -> None:

@@ -45,7 +45,7 @@ from cairn.storage.runs.trash import (
     read_tombstones,
 )
 from cairn.storage.store.clock import Clock, utc_now
-from cairn.storage.store.files import FileEntry, FileUsage
+from cairn.storage.store.files import FileUsage
 
 __all__ = ["Garbage", "GarbageKind", "collect_garbage", "find_garbage"]
 
@@ -216,9 +216,10 @@ def _exports(run: Run, now: datetime) -> Iterator[Garbage]:
     for steps in files.list(EXPORTS):
         if not steps.is_dir:
             continue
-        step, attempt = _numbers(steps)
-        if step is None or attempt is None:
+        step_text, _, attempt_text = steps.name.partition(".")
+        if not (step_text.isdecimal() and attempt_text.isdecimal()):
             continue
+        step, attempt = int(step_text), int(attempt_text)
         folder = f"{EXPORTS}{steps.name}"
         if run.objects.read(manifest_file(step, attempt)) is None:
             why = f"step {step} of attempt {attempt} is gone"
@@ -264,12 +265,6 @@ def _is_lost_export(run: Run, garbage: Garbage, now: datetime) -> bool:
 def _export_key(manifest: str) -> ExportKey | None:
     parts = parse_export_manifest(manifest)
     return None if parts is None else ExportKey(*parts)
-
-
-def _numbers(folder: FileEntry) -> tuple[int | None, int | None]:
-    step, _, attempt = folder.name.partition(".")
-    is_step = step.isdecimal() and attempt.isdecimal()
-    return (int(step), int(attempt)) if is_step else (None, None)
 
 
 def _ended_attempts(run: Run, now: datetime) -> set[int]:

@@ -484,8 +484,11 @@ def _with_what_steps_tell(
             return attempt
         own = sorted(step for step, number in saved if number == attempt.number)
         first = next((step for step in own if step <= attempt.base_step), None)
-        if first is not None and not _is_in_place(objects, (first, attempt.number)):
-            return None
+        if first is not None:
+            key = first, attempt.number
+            records = manifest_file(*key), trash_file(*key)
+            if any(misplaced(objects, name) is not None for name in records):
+                return None
         kept = [
             number
             for step, number in saved
@@ -499,11 +502,6 @@ def _with_what_steps_tell(
         known=[attempt for attempt in completed.values() if attempt is not None],
         unknown=sorted([*attempts.unknown, *ambiguous]),
     )
-
-
-def _is_in_place(objects: ObjectStore, key: StepKey) -> bool:
-    names = manifest_file(*key), trash_file(*key)
-    return all(misplaced(objects, name) is None for name in names)
 
 
 def _missed(

@@ -263,7 +263,12 @@ class _Mender:
                 f"Other records are of the runs {', '.join(counts)}: take those out that are not."
             )
             return _Fix(Repair(RUN_FILE, None, hint))
-        times = self._times()
+        names = [name for name in self._objects.children(ATTEMPTS) if parse_attempt_file(name)]
+        attempts, _ = judge_records(self._objects, names, AttemptRecord.parse)
+        published = [manifest_file(*key) for key in self._run.published()]
+        manifests, _ = judge_records(self._objects, published, ManifestSummary.parse)
+        times = [attempt.at for attempt in attempts.values()]
+        times += [manifest.created for manifest in manifests.values()]
         info = RunInfo(
             name=self._run.uri.name, created=min(times, default=rfc3339(self._clock()))
         ).with_location(RecordLocation(run_id, RUN_FILE))
@@ -279,15 +284,6 @@ class _Mender:
             )
 
         return _Fix(Repair(RUN_FILE, action), write)
-
-    def _times(self) -> list[str]:
-        """Return the times at which attempts and steps were written, from readable records."""
-        names = [name for name in self._objects.children(ATTEMPTS) if parse_attempt_file(name)]
-        attempts, _ = judge_records(self._objects, names, AttemptRecord.parse)
-        published = [manifest_file(*key) for key in self._run.published()]
-        manifests, _ = judge_records(self._objects, published, ManifestSummary.parse)
-        times = [attempt.at for attempt in attempts.values()]
-        return times + [manifest.created for manifest in manifests.values()]
 
     def _attempt(self, name: str, number: int) -> _Fix | None:
         history = read_history(self._objects)

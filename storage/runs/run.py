@@ -172,15 +172,13 @@ def refuse_inside_run(folder: StoreURI) -> None:
     inner = folder
     while inner.path and (outer := inner.parent).path:
         if f"{inner.name}/" in RUN_FOLDERS:
+            run_file = None
             with contextlib.suppress(StoreUnavailableError):  # no right to read it
-                _refuse_own_folder(folder, outer)
+                run_file = ObjectStore.open(outer).read(RUN_FILE)
+            if run_file is not None:
+                found = f"a folder of the run {outer}"
+                raise _no_run_begins(folder, found, f"Give the run, {outer}, or a name beside it.")
         inner = outer
-
-
-def _refuse_own_folder(folder: StoreURI, run: StoreURI) -> None:
-    if ObjectStore.open(run).read(RUN_FILE) is not None:
-        found = f"a folder of the run {run}"
-        raise _no_run_begins(folder, found, f"Give the run, {run}, or a name beside it.")
 
 
 def _no_run_begins(folder: StoreURI, found: str, next_step: str) -> InvalidURIError:
@@ -647,7 +645,10 @@ class Run:
             return self.describe((number, attempts[number]))
         others = {info.state: info for info in self._other_states(number)}
         if StepState.TRASHED in others:
-            self._require_own_tombstone(others[StepState.TRASHED])
+            attempt = others[StepState.TRASHED].attempt
+            wrong = misplaced(self.objects, trash_file(number, attempt))
+            if wrong is not None:
+                raise wrong
         if StepState.IN_FLIGHT in others:
             raise StepInFlightError(
                 "the step is being saved",
@@ -791,11 +792,6 @@ class Run:
             elif name in problems:
                 described.append(StepInfo(step, attempt, state, problem=str(problems[name])))
         return described
-
-    def _require_own_tombstone(self, info: StepInfo) -> None:
-        wrong = misplaced(self.objects, trash_file(info.step, info.attempt))
-        if wrong is not None:
-            raise wrong
 
     def describe(self, key: StepKey, state: StepState = StepState.LISTED) -> StepInfo:
         """Return the step `key`, (step, attempt), with what its manifest says.

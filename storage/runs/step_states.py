@@ -118,7 +118,8 @@ def unpublished_steps(
             key = (name.step, number) if name else None
             if name is None or key is None or key in published:
                 continue
-            committed = not name.temporary and _is_committed(objects, number, name.step)
+            commit_file = f"{step_dir(number, name.step)}/{COMMIT_FILE}"
+            committed = not name.temporary and objects.read(commit_file) is not None
             # Only the newest attempt, and only while it holds the lease, may still publish.
             alive = number == writing and newest in (None, number)
             if committed and is_superseded(name.step, number):
@@ -130,7 +131,3 @@ def unpublished_steps(
             elif key not in states:
                 states[key] = StepState.ABANDONED
     return [StepInfo(step, number, state) for (step, number), state in states.items()]
-
-
-def _is_committed(objects: ObjectStore, attempt: int, step: int) -> bool:
-    return objects.read(f"{step_dir(attempt, step)}/{COMMIT_FILE}") is not None

@@ -7,7 +7,6 @@ names share bytes.
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -124,7 +123,8 @@ def _steps(
     seen: set[tuple[int, int] | None] = set()
     usages = []
     for key in sorted(of_step, key=saved):
-        files = _once(of_step[key])
+        by_identity = {file.identity or file.name: file for file in of_step[key]}
+        files = list(by_identity.values())  # one of the names of each file
         info = infos.get(key)
         usages.append(
             StepUsage(
@@ -139,12 +139,6 @@ def _steps(
         )
         seen |= {file.identity for file in files} - {None}
     return usages
-
-
-def _once(files: Iterable[FileUsage]) -> list[FileUsage]:
-    """Return one of the names of each file."""
-    by_identity = {file.identity or file.name: file for file in files}
-    return list(by_identity.values())
 
 
 def _use(name: str) -> Use:

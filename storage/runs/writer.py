@@ -261,7 +261,15 @@ class Writer:
         else:
             before()
             annotate()
-        generation = publish_manifest(self._objects, manifest, lambda: self._look_last(manifest))
+
+        def look_last() -> None:
+            """Raise if the manifest must not be written; from then on it may exist."""
+            if not self._objects.is_remote:  # else it was checked just now
+                self._fence()
+            self._refuse_unclaimed(manifest)
+            self._unsettled = manifest.step, manifest.attempt
+
+        generation = publish_manifest(self._objects, manifest, look_last)
         # The lease still being ours proves that nobody took over before the manifest was there: the
         # next holder will see it. Otherwise judge from the store if the step counts.
         noted = note_durable(self._objects, self._held(), step, self._lease)
@@ -392,13 +400,6 @@ class Writer:
         except FencedError as exc:
             self._fenced = exc
             raise
-
-    def _look_last(self, manifest: Manifest) -> None:
-        """Raise if the manifest must not be written; from then on it may exist."""
-        if not self._objects.is_remote:  # else it was checked just now
-            self._fence()
-        self._refuse_unclaimed(manifest)
-        self._unsettled = manifest.step, manifest.attempt
 
     def _refuse_unclaimed(self, manifest: Manifest) -> None:
         self._held()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -220,7 +220,11 @@ def decode_header(data: bytes, file_size: int, *, path: object) -> SafetensorsHe
         metadata = {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _damaged(path, f"{_METADATA_KEY} with texts only", repr(metadata)[:100])
-    _check_text([*metadata, *metadata.values(), *body], path)
+    try:
+        for text in [*metadata, *metadata.values(), *body]:
+            text.encode()
+    except UnicodeEncodeError as exc:  # JSON can escape a lone surrogate
+        raise _damaged(path, "names and texts in Unicode", ascii(exc.object)[:200]) from exc
     base = LENGTH_BYTES + len(data)
     tensors = [_entry(name, fields, base, path) for name, fields in body.items()]
     tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
@@ -257,14 +261,6 @@ def _parse(data: bytes, path: object) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise _damaged(path, "a JSON object", type(body).__name__)
     return body
-
-
-def _check_text(texts: Iterable[str], path: object) -> None:
-    try:
-        for text in texts:
-            text.encode()
-    except UnicodeEncodeError as exc:  # JSON can escape a lone surrogate
-        raise _damaged(path, "names and texts in Unicode", ascii(exc.object)[:200]) from exc
 
 
 def _entry(name: str, fields: Any, base: int, path: object) -> TensorEntry:

@@ -320,7 +320,7 @@ def _group_blocks(
     """Yield the blocks of a large tensor, or of a group of small ones, read concurrently."""
     reads: deque[Future[list[memoryview]]] = deque()
     if len(group) > 1:
-        reads.extend(pool.submit(_read_whole, tensor) for tensor in group)
+        reads.extend(pool.submit(list, _checked_blocks(tensor)) for tensor in group)
     try:
         for tensor in group:
             yield from reads.popleft().result() if reads else _checked_blocks(tensor)
@@ -329,10 +329,6 @@ def _group_blocks(
     finally:
         for read in reads:
             read.cancel()
-
-
-def _read_whole(tensor: TensorSource) -> list[memoryview]:
-    return list(_checked_blocks(tensor))
 
 
 def _groups(tensors: Sequence[TensorSource]) -> Iterator[list[TensorSource]]:

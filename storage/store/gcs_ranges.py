@@ -64,7 +64,10 @@ class GcsRanges:
         self._endpoint = urlsplit(os.environ.get("TENSORSTORE_GCS_HTTP_URL") or _ENDPOINT)
         self._idle: list[Any] = []
         self._lock = threading.Lock()
-        self._failures = _MAX_FAILURES if _has_proxy(self._endpoint) else 0
+        proxies, host = urllib.request.getproxies(), self._endpoint.hostname or ""
+        # Only TensorStore supports a proxy.
+        has_proxy = self._endpoint.scheme in proxies and not urllib.request.proxy_bypass(host)
+        self._failures = _MAX_FAILURES if has_proxy else 0
 
     def open(self, rel: str, start: int, stop: int) -> RangeStream | None:
         """Request bytes of an object; return None if the caller must use TensorStore.
@@ -134,12 +137,6 @@ class GcsRanges:
         except Exception as exc:  # from gcsfs or google.auth; TensorStore needs neither
             raise http.client.HTTPException(f"no credentials: {exc}") from exc
         return headers
-
-
-def _has_proxy(endpoint: Any) -> bool:
-    """Return True if a proxy carries requests to the endpoint; only TensorStore supports one."""
-    proxies = urllib.request.getproxies()
-    return endpoint.scheme in proxies and not urllib.request.proxy_bypass(endpoint.hostname or "")
 
 
 @functools.cache

@@ -136,17 +136,6 @@ def _disk() -> ts.KvStore:
     return ts.KvStore.open({"driver": "file", "path": "/"}, context=store_context()).result()
 
 
-def _close_when_done(future: Any, handle: PathHandle) -> Any:
-    """Close the handle once `future` is done, and return `future`."""
-
-    def release(_: Any) -> None:
-        handle.close()
-        _descriptors.release()
-
-    future.add_done_callback(release)
-    return future
-
-
 _StoreKey: TypeAlias = tuple[str, Confinement | None, str | None, str | None]
 
 _open_stores: WeakValueDictionary[_StoreKey, "ObjectStore"] = WeakValueDictionary()
@@ -229,7 +218,14 @@ class ObjectStore:
         """
         if not self.is_remote:
             return [call() for call in calls]
-        futures = [_start_call(call) for call in calls[1:]]  # no pool: a pool refuses work at exit
+        futures: list[Future[Any]] = []
+        for call in calls[1:]:  # no pool: a pool refuses work at exit
+            future: Future[Any] = Future()
+            arguments = (_call, future, call)
+            threading.Thread(
+                target=copy_context().run, args=arguments, name="cairn-at-once", daemon=True
+            ).start()
+            futures.append(future)
         first: Future[Any] = Future()
         try:
             _call(first, calls[0])
@@ -329,7 +325,14 @@ class ObjectStore:
                 if isinstance(exc, FileNotFoundError | NotADirectoryError):
                     return _disk().read("proc/self/fd/none")  # of a missing object
                 raise
-        return _close_when_done(_disk().read(handle.path[1:], **options), handle)
+
+        def release(_: Any) -> None:
+            handle.close()
+            _descriptors.release()
+
+        future = _disk().read(handle.path[1:], **options)
+        future.add_done_callback(release)
+        return future
 
     def _replace(self, name: str, value: bytes | None, condition: bytes | None) -> bytes:
         """Write or delete an object in a confined disk folder, under TensorStore's lock.
@@ -849,16 +852,6 @@ class ObjectStore:
                 raise no_answer_error(f"{self.uri}/{key}", time.monotonic() - began, found) from exc
             except (ValueError, OSError) as exc:
                 raise translate_error(exc, path=f"{self.uri}/{key}") from exc
-
-
-def _start_call(call: Callable[[], Any]) -> Future[Any]:
-    """Start a call in a daemon thread; return its future."""
-    future: Future[Any] = Future()
-    arguments = (_call, future, call)
-    threading.Thread(
-        target=copy_context().run, args=arguments, name="cairn-at-once", daemon=True
-    ).start()
-    return future
 
 
 def _call(future: Future[Any], call: Callable[[], Any]) -> None:

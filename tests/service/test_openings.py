@@ -98,7 +98,7 @@ OPENINGS: Final = {
     },
     "storage/orbax_import/layouts.py": {
         "find_checkpoints: open_files": CONFINED,
-        "_others_told: open_files": CONFINED,
+        "_many: open_files": CONFINED,
         "is_among_checkpoints: open_files": CONFINED,
         "plain_items: open_files": CONFINED,
         "_is_checkpoint: open_files": CONFINED,
@@ -186,7 +186,7 @@ OPENINGS: Final = {
         "no_such_run: open_files": CONFINED,
         "_nearest_name: open_files": CONFINED,
         "refuse_inside_checkpoint: ObjectStore.open": CONFINED,
-        "_refuse_own_folder: ObjectStore.open": CONFINED,
+        "refuse_inside_run: ObjectStore.open": CONFINED,
         "refuse_plain_steps: open_files": CONFINED,
         "_having: ObjectStore.open": CONFINED,
         "Run.__init__: ObjectStore.open": CONFINED,

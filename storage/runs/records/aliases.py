@@ -173,11 +173,6 @@ class Aliases:
         """Read the alias, deleted or not, and its generation."""
         return read_record(self._objects, alias_file(name), Alias) or (None, None)
 
-    def _parsed(self, name: str, stored: Versioned | None) -> tuple[Alias | None, bytes | None]:
-        if stored is None:
-            return None, None
-        return parse_record(self._objects, alias_file(name), Alias, stored), stored.generation
-
     def _not_found(self, name: str) -> AliasNotFoundError:
         names = ", ".join(alias.alias for alias in self.judge()[0]) or "none"
         return AliasNotFoundError(
@@ -230,8 +225,15 @@ class AliasWriter(Aliases):
         Raises:
             PreconditionFailedError: it changed; `current` is the `Alias` or None.
         """
-        alias, generation = self._read(name) if seen is ... else self._parsed(name, seen)
-        self._expect(name, alias, expect)
+        alias, generation = None, None
+        if seen is ...:
+            alias, generation = self._read(name)
+        elif seen is not None:
+            alias = parse_record(self._objects, alias_file(name), Alias, seen)
+            generation = seen.generation
+        sequence = None if alias is None or alias.deleted else alias.sequence
+        if sequence != expect:
+            raise self._lost(name, alias, expect)
         event = AliasEvent(
             step=step,
             attempt=attempt,
@@ -306,11 +308,6 @@ class AliasWriter(Aliases):
             return write_record(self._objects, alias_file(name), alias, generation=generation)[0]
         except PreconditionFailedError as exc:
             raise self._lost(name, self._read(name)[0], expect) from exc
-
-    def _expect(self, name: str, alias: Alias | None, expect: int | None) -> None:
-        live = alias is not None and not alias.deleted
-        if (alias.sequence if alias is not None and live else None) != expect:
-            raise self._lost(name, alias, expect)
 
     def _lost(self, name: str, alias: Alias | None, expect: int | None) -> PreconditionFailedError:
         current = None if alias is None or alias.deleted else alias

@@ -6,7 +6,7 @@ numbers are the fencing tokens), whatever the clocks say.
 """
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Annotated, ClassVar, NamedTuple
@@ -251,7 +251,9 @@ def start_attempt(
         stored_lease = None if seen is None else _take_as_seen(objects, attempt, clock, ttl, seen)
         if stored_lease is None:
             seen = None
-            stored_lease = _take_lease(objects, attempt, clock, ttl, before, ends)
+            taking = _taking(objects, attempt, clock, ttl, before, ends)
+            stored_lease = _change(objects, taking)
+            assert stored_lease is not None
         # The lease never goes back to a lower attempt, so it may name a higher one than was asked
         # for.
         lease = stored_lease.lease
@@ -265,7 +267,8 @@ def start_attempt(
                 previous, kept = seen.newest, seen.kept
             else:
                 saved = saved_steps(objects) if saved is None else saved
-                previous = _newest(objects, lease, saved)
+                newest = list_attempts(objects, lease.begun, saved)[-1:]
+                previous = (newest[0].number, newest[0].base_step) if newest else (0, -1)
                 # Asked only once the lease is taken: an earlier writer that publishes a step after
                 # this finds the lease gone, and does not report that step as saved.
                 kept = base_step() if callable(base_step) else base_step
@@ -316,21 +319,6 @@ def note_begun(objects: ObjectStore, started: Started) -> Held | None:
         return None if started.goes_back else now.durable
 
     return _note(objects, started.attempt, durable, started.held)
-
-
-def _newest(objects: ObjectStore, lease: Lease, saved: Collection[tuple[int, int]]) -> Begun:
-    """Return the newest attempt, (0, -1) if there is none.
-
-    Args:
-        objects: the run's objects.
-        lease: the lease that was taken.
-        saved: (step, attempt) of manifests and tombstones; an attempt named here exists or is lost.
-
-    Raises:
-        UnsupportedFormatError, CorruptionError: the record of an attempt is damaged or missing.
-    """
-    newest = list_attempts(objects, lease.begun, saved)[-1:]
-    return (newest[0].number, newest[0].base_step) if newest else (0, -1)
 
 
 def interrupted_start(objects: ObjectStore, before: Attempt) -> Attempt:
@@ -421,7 +409,8 @@ def renew(
         if current is None:
             ensure_newest(objects, attempt)
         else:
-            _ensure_own(objects, attempt, current)
+            if (current.writer, current.attempt) != (attempt.writer, attempt.number):
+                raise _replaced(objects, attempt, current)
         lease = _lease(attempt.writer, attempt.number, attempt.instance, clock, ttl, current)
         return lease.model_copy(update={"begun": (attempt.number, attempt.base_step)})
 
@@ -463,20 +452,6 @@ def _lease(
         durable=before.durable if before is not None else None,
         begun=before.begun if before is not None else None,
     )
-
-
-def _take_lease(
-    objects: ObjectStore,
-    attempt: Attempt,
-    clock: Clock,
-    ttl: float,
-    before: Attempt | None,
-    ends: int | None,
-) -> Held:
-    """Take the lease for `attempt`, or for the later attempt that it names: it never goes back."""
-    stored_lease = _change(objects, _taking(objects, attempt, clock, ttl, before, ends))
-    assert stored_lease is not None
-    return stored_lease
 
 
 def _take_as_seen(
@@ -552,11 +527,6 @@ def _change(
         except PreconditionFailedError:
             continue
     raise _contended(objects)
-
-
-def _ensure_own(objects: ObjectStore, attempt: Attempt, lease: Lease) -> None:
-    if (lease.writer, lease.attempt) != (attempt.writer, attempt.number):
-        raise _replaced(objects, attempt, lease)
 
 
 def _replaced(objects: ObjectStore, attempt: Attempt, lease: Lease) -> FencedError:
