@@ -426,7 +426,15 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """Return the metrics as stored, the time of the save, and the steps not to keep."""
         annotation = Annotation.of(None, metrics)
         numbers = None if annotation is None else annotation.metrics
-        return numbers, rfc3339(created), self._not_kept(PolicyStep(step, created, numbers))
+        doomed: list[int] = []
+        if self._keeps is not None:
+            # Damaged steps stay, and do not count as kept. The new step stays.
+            new = PolicyStep(step, created, numbers)
+            steps = [*(stored for stored in self._steps() if not stored.damage), new]
+            kept = self._keeps.should_preserve(steps, context=policies.PreservationContext())
+            pairs = zip(steps, kept, strict=True)
+            doomed = [other.step for other, keep in pairs if not keep and other is not new]
+        return numbers, rfc3339(created), doomed
 
     def is_saving_in_progress(self) -> bool:
         """Return True if a save is under way in this process."""
@@ -542,18 +550,6 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         self._known.pop(number)
         if exchange.is_primary():
             self._retention.start()
-
-    def _not_kept(self, new: PolicyStep) -> list[int]:
-        """Return the steps that the options do not keep beside this new one, which stays.
-
-        Damaged ones stay, and do not count as kept.
-        """
-        if self._keeps is None:
-            return []
-        steps = [*(step for step in self._steps() if not step.damage), new]
-        kept = self._keeps.should_preserve(steps, context=policies.PreservationContext())
-        pairs = zip(steps, kept, strict=True)
-        return [step.step for step, keep in pairs if not keep and step is not new]
 
     def _delete_doomed(self) -> RetentionOutcome:
         """Delete the doomed steps, in the background of process 0."""
@@ -791,7 +787,10 @@ class CheckpointManager(policies.AbstractCheckpointManager):
 
     def _listed(self, step: SupportsIndex | None) -> StepInfo:
         number = agreement.all_or_none(
-            self._numbered, step, same=_same_step, error=UnsupportedFormatError
+            self._numbered,
+            step,
+            same=lambda number: {"step": number},
+            error=UnsupportedFormatError,
         )
         info = agreed_step(lambda: self._latest(number) if step is None else self._run.step(number))
         if step is None and info.step < number:
@@ -855,10 +854,6 @@ def _kinds(
         kinds_of({SINGLE_ITEM: handlers})
         return None
     return None if item_names is None else kinds_of(dict.fromkeys(item_names))
-
-
-def _same_step(number: int) -> dict[str, int]:
-    return {"step": number}
 
 
 def _raise(error: Exception) -> None:
