@@ -127,7 +127,8 @@ def _build(description: FrozenJSON) -> optax.GradientTransformation:
             _refuse_text(key, value)
     tx: optax.GradientTransformation = _call(f"optimizer {name!r}", factory, arguments)
     if max_grad_norm is not None:
-        if not _is_number(max_grad_norm) or max_grad_norm <= 0:
+        is_number = isinstance(max_grad_norm, int | float) and not isinstance(max_grad_norm, bool)
+        if not is_number or max_grad_norm <= 0:
             raise OptimizerError(
                 path="max_grad_norm", expected="a number above 0", found=repr(max_grad_norm)
             )
@@ -169,10 +170,6 @@ def _call(what: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) 
             expected="arguments that Optax takes",
             found=f"{dict(arguments)}: {error}",
         ) from error
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _refuse_text(key: str, value: Any) -> None:

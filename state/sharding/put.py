@@ -55,7 +55,9 @@ def put_tree(tree: Any, places: Any) -> Any:
     if not spread:
         return jax.device_put(tree, places)
     # `jax.device_put` would compare them by sending every leaf of every process to all others.
-    agreement.all_or_none(_checksums, spread, same=_as_values, error=ShardingError)
+    agreement.all_or_none(
+        _checksums, spread, same=lambda checksums: {"values": checksums}, error=ShardingError
+    )
     placed = [put_leaf(leaf, place) for leaf, place in zip(leaves, shardings, strict=True)]
     return jax.tree.unflatten(structure, placed)
 
@@ -70,14 +72,9 @@ def _is_spread(leaf: Any, place: Any) -> bool:
 
 
 def _checksums(leaves: Sequence[Any]) -> list[int]:
-    return [_checksum(leaf) for leaf in leaves]
-
-
-def _as_values(checksums: list[int]) -> dict[str, list[int]]:
-    return {"values": checksums}
-
-
-def _checksum(leaf: Any) -> int:
-    whole = np.asarray(jax.random.key_data(leaf) if is_key_dtype(leaf.dtype) else leaf)
-    octets: Any = np.ascontiguousarray(whole).reshape(-1).view(np.uint8)
-    return zlib.crc32(octets)
+    checksums = []
+    for leaf in leaves:
+        whole = np.asarray(jax.random.key_data(leaf) if is_key_dtype(leaf.dtype) else leaf)
+        octets: Any = np.ascontiguousarray(whole).reshape(-1).view(np.uint8)
+        checksums.append(zlib.crc32(octets))
+    return checksums

@@ -50,11 +50,7 @@ def run_has_saved(reference: str | os.PathLike[str]) -> bool:
         ValueError: if the folder is no run, and holds other checkpoints.
         CorruptionError: if records of the run are lost that would tell.
     """
-    return agreement.agree(_has_saved, reference)
-
-
-def _has_saved(reference: str | os.PathLike[str]) -> bool:
-    return Run(parse_ref(os.fspath(reference)).run).has_saved()
+    return agreement.agree(lambda: Run(parse_ref(os.fspath(reference)).run).has_saved())
 
 
 class _MetaFields(TypedDict, total=False):

@@ -81,19 +81,16 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
 
     def __post_init__(self) -> None:
         if self.rng_reuse.paths:
-            self._check_rng_reuse()
+            if isinstance(self.step, jax.core.Tracer):
+                # What was noted of another `graphother` does not hold for this one.
+                if self.rng_reuse.graphother_id != id(self.graphother):
+                    object.__setattr__(self, "rng_reuse", _NO_REUSE)
+            elif isinstance(self.step, jax.Array):
+                self.rng_reuse.check(self)
         for name in ("hyperparameters", "tx_init"):
             value = getattr(self, name)
             if isinstance(value, Mapping) and not isinstance(value, FrozenJSON):
                 object.__setattr__(self, name, FrozenJSON(value, name=name))
-
-    def _check_rng_reuse(self) -> None:
-        """Check for reused draws; while tracing, drop `rng_reuse` of another `graphother`."""
-        if isinstance(self.step, jax.core.Tracer):
-            if self.rng_reuse.graphother_id != id(self.graphother):
-                object.__setattr__(self, "rng_reuse", _NO_REUSE)
-        elif isinstance(self.step, jax.Array):
-            self.rng_reuse.check(self)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Arrays have no equality that fits in one truth value, so that states have none either.

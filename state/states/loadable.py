@@ -8,7 +8,7 @@ import functools
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -137,7 +137,12 @@ def _warn_of_other(built: Any, own: Any) -> None:
             "name; give it another name, or pass model_class= to load_state",
             _name(type(own)),
         )
-    changed = _changed(_attributes(built), _attributes(own))
+    before, after = _attributes(own), _attributes(built)
+    changed = [
+        f"{path}: {before[path]!r}, and {after[path]!r} after a load"
+        for path in sorted(before.keys() & after.keys())
+        if before[path] != after[path]
+    ]
     if changed:
         logger.warning(
             "the model has attributes that its config does not give it, and that are not saved; "
@@ -209,11 +214,3 @@ def _attributes(model: Any) -> dict[str, Any]:
         for name, value in vars(node).items()
         if not name.startswith("_") and type(value) in (bool, int, float, str, type(None))
     }
-
-
-def _changed(built: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{path}: {own[path]!r}, and {built[path]!r} after a load"
-        for path in sorted(built.keys() & own.keys())
-        if built[path] != own[path]
-    ]

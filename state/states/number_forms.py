@@ -46,20 +46,19 @@ def weak_leaves(items: Mapping[str, Any]) -> dict[str, list[str]]:
     Args:
         items: trees by name, or their leaves by path.
     """
-    flat = items if isinstance(items, FlatTrees) else _flat(items)
+    flat: Mapping[str, Mapping[str, Any]]
+    if isinstance(items, FlatTrees):
+        flat = items
+    elif _any_weak(jax.tree.leaves(dict(items))):
+        flat = leaves_by_item(items)
+    else:  # naming the leaves takes long
+        return {}
     weak = {
         item: sorted(path for path, leaf in leaves.items() if getattr(leaf, "weak_type", False))
         for item, leaves in flat.items()
         if _any_weak([*leaves.values()])
     }
     return {item: paths for item, paths in weak.items() if paths}
-
-
-def _flat(items: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return leaves by path; {} if none is weakly typed, since naming them takes long."""
-    if not _any_weak(jax.tree.leaves(dict(items))):
-        return {}
-    return leaves_by_item(items)
 
 
 class NumberForms:

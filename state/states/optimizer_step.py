@@ -108,7 +108,12 @@ def used_arguments(
         params: the parameters.
         offered: arguments of the optimizer, by name.
     """
-    names = _accepted(tx, offered)
+    parameters = inspect.signature(tx.update).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    positional = [*parameters][:3]  # gradients, state, parameters
+    names = frozenset(
+        name for name in offered if name not in positional and (takes_any or name in parameters)
+    )
     if not names:
         return frozenset()
     kinds = {name: _kind_of(offered[name]) for name in names}
@@ -119,16 +124,6 @@ def used_arguments(
         used = (used or frozenset()) | _traced_use(tx, grads, opt_state, params, accepted, kinds)
         cache[key] = used
     return used
-
-
-def _accepted(tx: optax.GradientTransformation, offered: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names that the optimizer's update can be called with."""
-    parameters = inspect.signature(tx.update).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    positional = [*parameters][:3]  # gradients, state, parameters
-    return frozenset(
-        name for name in offered if name not in positional and (takes_any or name in parameters)
-    )
 
 
 def _traced_use(

@@ -554,7 +554,11 @@ class RunSaver:
         if self._stops or self._preemption is None:
             return
         state = None if self._at is None else self._at.state()
-        there = state is not None and not _is_gone(state)
+        # A training step may have taken over the state's memory (donation).
+        is_gone = any(
+            isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(state)
+        )
+        there = state is not None and not is_gone
         said = votes(self._preemption.announced, there)
         if said[:, 0].any() and self._due.previous is not None:
             self._save_before_end(state if said[:, 1].all() else None, self._at)
@@ -645,8 +649,3 @@ def _is_equal(first: Any, other: Any) -> bool:
 def _log_late(uri: StoreURI, step: int) -> None:
     """Log that a save comes too late, from a timer: the call itself is blocked and can't log it."""
     logger.error("preempted: the save of step %d to %s could not begin in time", step, uri)
-
-
-def _is_gone(state: Any) -> bool:
-    """Return whether a training step took over this state's memory (donation)."""
-    return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(state))

@@ -262,12 +262,12 @@ def load_optimizer_into(state: Any, reference: str | os.PathLike[str]) -> Any:
 def _agreed_target(checkpoint: StoredCheckpoint, options: LoadOptions) -> Any:
     """Return the target model, once every process has built one and all are alike."""
     return agreement.all_or_none(
-        _target_model, checkpoint, options, same=_leaf_texts, error=ArgumentError
+        _target_model,
+        checkpoint,
+        options,
+        same=lambda model: {"load_state": [*map(str, jax.tree.leaves(nnx.state(model)))]},
+        error=ArgumentError,
     )
-
-
-def _leaf_texts(model: Any) -> dict[str, list[str]]:
-    return {"load_state": [*map(str, jax.tree.leaves(nnx.state(model)))]}
 
 
 def _target_model(checkpoint: StoredCheckpoint, options: LoadOptions) -> Any:
@@ -303,7 +303,11 @@ def _target_model(checkpoint: StoredCheckpoint, options: LoadOptions) -> Any:
         places = report.raise_for_problems().shardings(tree)
     else:
         places = jax.tree.map(lambda leaf: options.target_device(), tree)
-    tree = jax.tree.map(_abstract_at, tree, places)
+    tree = jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        tree,
+        places,
+    )
     tree = checkpoint.targets(checkpoint.model_item, tree)
     if options.param_dtype is not None:
         tree = _with_param_dtype(tree, options.param_dtype)
@@ -452,8 +456,4 @@ def _in_its_memory(leaf: Any, place: Any) -> Any:
 def _abstract(leaf: Any) -> Any:
     # What JAX may move has no place of its own.
     place = getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
-
-
-def _abstract_at(leaf: Any, place: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)

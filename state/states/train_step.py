@@ -132,7 +132,10 @@ class TrainStep:
             stepped: Any = state.apply_gradients(grads=grads, **{**extra, **changed})
         else:
             stepped = state.apply_gradients(grads=grads, **extra).replace(**changed)
-        return stepped, {"loss": loss, "grad_norm": _norm(grads), **metrics}
+        # The norm of all gradients together, summed in float32 whatever their dtypes.
+        squares = [jnp.square(jnp.abs(leaf).astype(jnp.float32)) for leaf in jax.tree.leaves(grads)]
+        grad_norm = jnp.sqrt(sum((square.sum() for square in squares), start=jnp.float32(0)))
+        return stepped, {"loss": loss, "grad_norm": grad_norm, **metrics}
 
     def _traced(self, state: Any, batch: Any, inputs: Mapping[str, Any]) -> Any:
         self.traces += 1
@@ -214,12 +217,6 @@ def _like(old: Any, new: Any, name: str) -> Any:
             problems=problems,
         )
     return new
-
-
-def _norm(grads: Any) -> jax.Array:
-    """Return the norm of all gradients together, summed in float32 whatever their dtypes."""
-    squares = [jnp.square(jnp.abs(leaf).astype(jnp.float32)) for leaf in jax.tree.leaves(grads)]
-    return jnp.sqrt(sum((square.sum() for square in squares), start=jnp.float32(0)))
 
 
 def _dtype(leaf: Any) -> Any:

@@ -321,15 +321,11 @@ def _set_adapters(
             next_step="call unwrap_lora_to_layers() first, or load into a model without adapters",
         )
     tree = nnx.state(model, nnx.LoRAParam)
-    placed = [
-        put(arrays[named.path], arrays[named.path].dtype, _place(named.leaf))
-        for named in named_leaves(tree)
-    ]
+    first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    placed = []
+    for named in named_leaves(tree):
+        array, leaf = arrays[named.path], named.leaf
+        place = leaf.sharding if isinstance(leaf, jax.Array) else first_device
+        placed.append(put(array, array.dtype, place))
     nnx.update(model, jax.tree.unflatten(jax.tree.structure(tree), placed))
     model.lora = dataclasses.replace(model.lora, dtype=settings.dtype)
-
-
-def _place(leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array):
-        return leaf.sharding
-    return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

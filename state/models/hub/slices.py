@@ -67,7 +67,11 @@ def read_slices(
         arrays = _arrays(source, rule, reads, numbers)
         while numbers:
             number = numbers.pop()
-            yield filled[number], reads[number].make(_in_one_dtype(arrays.pop(number)))
+            boxes = arrays.pop(number)
+            dtypes = [array.dtype for array in boxes]
+            if len({*dtypes}) > 1:
+                boxes = [array.astype(one_dtype(dtypes)) for array in boxes]
+            yield filled[number], reads[number].make(boxes)
 
 
 def one_dtype(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
@@ -77,13 +81,6 @@ def one_dtype(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
         return np.result_type(*different)
     except TypeError:  # NumPy has none for float16 and bfloat16
         return np.dtype(np.float32)
-
-
-def _in_one_dtype(arrays: Sequence[Array]) -> Sequence[Array]:
-    dtypes = [array.dtype for array in arrays]
-    if len({*dtypes}) < 2:
-        return arrays
-    return [array.astype(one_dtype(dtypes)) for array in arrays]
 
 
 def slice_bytes(source: WeightSource, rule: Rule, slices: Sequence[Slice]) -> int:

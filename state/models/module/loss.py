@@ -152,7 +152,13 @@ def with_loss(forward: Callable[..., Any]) -> Callable[..., Any]:
         outputs = forward(self, *args, **kw)
         if labels is None:
             return outputs
-        parts = _loss_inputs(outputs)
+        if isinstance(outputs, Mapping):
+            parts: Mapping[str, Any] = outputs
+        else:
+            parts = {
+                "logits": getattr(outputs, "logits", outputs),
+                "auxiliary_loss": getattr(outputs, "auxiliary_loss", None),
+            }
         options = {"config": loss_config, "auxiliary_loss": parts.get("auxiliary_loss")}
         options = {name: value for name, value in options.items() if value is not None}
         loss, metrics = self.compute_loss(labels=labels, logits=parts["logits"], **options)
@@ -169,16 +175,6 @@ def with_loss(forward: Callable[..., Any]) -> Callable[..., Any]:
         signature, {"labels": jax.Array | None, "loss_config": LossConfig | None}
     )
     return call
-
-
-def _loss_inputs(outputs: Any) -> Mapping[str, Any]:
-    """Return logits, and the auxiliary loss if there is one, of a forward pass's outputs."""
-    if isinstance(outputs, Mapping):
-        return outputs
-    return {
-        "logits": getattr(outputs, "logits", outputs),
-        "auxiliary_loss": getattr(outputs, "auxiliary_loss", None),
-    }
 
 
 def _with_parameters(signature: inspect.Signature, added: Mapping[str, Any]) -> inspect.Signature:

@@ -1,6 +1,7 @@
 """Sharding of a module over a mesh: the part of EasyDeLBaseModule that knows devices."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
 
 import jax
@@ -102,7 +103,7 @@ class ModuleShardingMixin:
     ) -> dict[str, Callable[[Any], Any]]:
         """Return for each path a function that puts a leaf on the devices that the rules say."""
         named = named_leaves(self._named_shardings(partition_rules, mesh))
-        return {leaf.path: _putter(leaf.leaf) for leaf in named}
+        return {leaf.path: partial(put_leaf, place=leaf.leaf) for leaf in named}
 
     def _gather_fns(
         self, partition_rules: Any = None, mesh: Mesh | None = None
@@ -128,7 +129,3 @@ class ModuleShardingMixin:
 
     def _config(self) -> Any:
         return self.config  # type: ignore[attr-defined]  # the module's
-
-
-def _putter(place: NamedSharding) -> Callable[[Any], Any]:
-    return lambda leaf: put_leaf(leaf, place)
