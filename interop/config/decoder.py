@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -222,11 +222,7 @@ class DecoderConfig(EDPretrainedConfig):
         bad = {n: getattr(self, n) for n in sizes if not _is_positive_int(getattr(self, n))}
         if bad:
             return [*problems, f"these must be positive integers: {bad}"]
-        for names, is_fitting, expected in (
-            (_FLAGS, _is_flag, "True or False"),
-            (("rms_norm_eps", "initializer_range", *_SCALES), _is_size, "numbers, 0 or more"),
-            (_POSITIVE_OR_NONE, _is_positive_or_none, "positive numbers, or None"),
-        ):
+        for names, is_fitting, expected in _CHECKS:
             values = {name: getattr(self, name) for name in names}
             other = {name: value for name, value in values.items() if not is_fitting(value)}
             if other:
@@ -385,18 +381,22 @@ _LATER_ROPE = (
 )
 
 
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
-
-
 def _is_size(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return 0 <= value < math.inf
 
 
-def _is_positive_or_none(value: object) -> bool:
-    return value is None or (_is_size(value) and value != 0)
+_CHECKS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (_FLAGS, lambda value: isinstance(value, bool), "True or False"),
+    (("rms_norm_eps", "initializer_range", *_SCALES), _is_size, "numbers, 0 or more"),
+    (
+        _POSITIVE_OR_NONE,
+        lambda value: value is None or (_is_size(value) and value != 0),
+        "positive numbers, or None",
+    ),
+)
+"""Fields, what is right of their values, and how messages say that."""
 
 
 def _is_positive_int(value: object) -> bool:

@@ -134,8 +134,9 @@ def audit_events(
     """
     dialect = connection.dialect.name
     page = searched_page(_EVENTS, AUDIT, search, after=after, limit=limit, dialect=dialect)
-    return [_event(row._asdict()) for row in connection.execute(page)]
-
-
-def _event(row: Mapping[str, Any]) -> AuditEvent:
-    return AuditEvent.model_validate({**row, **{name: row[name] or None for name in _MAYBE_NONE}})
+    events = []
+    for row in connection.execute(page):
+        fields = row._asdict()
+        fields |= {name: fields[name] or None for name in _MAYBE_NONE}
+        events.append(AuditEvent.model_validate(fields))
+    return events

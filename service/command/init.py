@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -76,7 +76,12 @@ def init(
         print_document({"env_file": str(path), **settings})
         return
     print(path)
-    for line in (*_outranked(chosen, os.environ), *_next_steps(path, store, port)):
+    for name, setting in chosen.items():
+        other = os.environ.get(name, setting)
+        if other != setting:
+            text = f"{name} is set to {other!r} here, and wins: `unset {name}` first."
+            errors.print(text, soft_wrap=True)
+    for line in _next_steps(path, store, port):
         errors.print(line, soft_wrap=True)
 
 
@@ -101,12 +106,6 @@ def _write(path: Path, text: str) -> None:
             file.write(text.encode())
     except FileExistsError:
         _refuse_others(path, text)
-
-
-def _outranked(chosen: Mapping[str, str], environment: Mapping[str, str]) -> Iterator[str]:
-    for name, value in chosen.items():
-        if environment.get(name, value) != value:
-            yield f"{name} is set to {environment[name]!r} here, and wins: `unset {name}` first."
 
 
 def _next_steps(path: Path, store: str, port: int) -> Iterator[str]:

@@ -44,15 +44,6 @@ def _names(texts: list[str] | None) -> list[str] | None:
     return None if texts is None else [_name(text) for text in texts]
 
 
-def _lifetime(text: str | None) -> float | None:
-    if text is None:
-        return None
-    seconds = parse_duration(text)
-    if not 0 < seconds <= MAX_GRACE_SECONDS:
-        raise typer.BadParameter(f"expected some time, a hundred years at most, found {text!r}")
-    return seconds
-
-
 @keys_app.command()
 def create(
     name: Annotated[
@@ -77,9 +68,10 @@ def create(
     """Make a key, and print it: this once."""
     from cairn.service.actions import keys  # imports what a server needs
 
-    request = KeyRequest(
-        name=name, scope=scope, roots=root or None, expires_seconds=_lifetime(expires)
-    )
+    lifetime = None if expires is None else parse_duration(expires)
+    if lifetime is not None and not 0 < lifetime <= MAX_GRACE_SECONDS:
+        raise typer.BadParameter(f"expected some time, a hundred years at most, found {expires!r}")
+    request = KeyRequest(name=name, scope=scope, roots=root or None, expires_seconds=lifetime)
     # The file first: if it cannot be created, no key is made whose secret nobody sees.
     with secret_file(output) as file, _plane(data_dir) as (plane, caller):
         created = keys.create_key(plane, caller, request)

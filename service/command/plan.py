@@ -22,7 +22,7 @@ from cairn.service.command.options import (
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
 from cairn.service.command.served_steps import ServedStep
-from cairn.service.command.tensors import axis_text
+from cairn.service.command.tensors import shape_text, spec_text
 from cairn.service.schemas import PlannedLeaf, PlanRequest, StepPlan
 from cairn.service.sizes import Size
 
@@ -165,6 +165,5 @@ def _some(paths: list[str]) -> str:
 def _kind(leaf: PlannedLeaf) -> tuple[str, str, str, str, str, int, str]:
     """Return a key that is equal for leaves that differ only in the numbers of their paths."""
     path = "/".join("*" if part.isdigit() else part for part in leaf.path.split("/"))
-    shape = "x".join(map(str, leaf.shape)) or "()"
-    spec = ", ".join(map(axis_text, leaf.spec)) or "()"
+    shape, spec = shape_text(leaf.shape), spec_text(leaf.spec)
     return leaf.item, path, shape, leaf.dtype, spec, leaf.bytes_per_device, leaf.rule

@@ -18,8 +18,9 @@ from cairn.service.command.tensors import (
     ItemOption,
     PrefixOption,
     Step,
-    axis_text,
     opened,
+    shape_text,
+    spec_text,
 )
 from cairn.service.errors import ProblemResponseError
 from cairn.service.schemas import Checkpoint, Damage, Tensor, TensorStatistics
@@ -179,8 +180,8 @@ def _row(tensor: Tensor, statistics: Statistics, stats: bool) -> tuple[Cell, ...
 
 def _shown(tensor: Tensor) -> tuple[str, str, Size, str | None]:
     """Return dtype, shape, size and sharding."""
-    spec = None if tensor.spec is None else ", ".join(map(axis_text, tensor.spec)) or "()"
-    return tensor.dtype, "x".join(map(str, tensor.shape)) or "()", Size(tensor.bytes), spec
+    spec = None if tensor.spec is None else spec_text(tensor.spec)
+    return tensor.dtype, shape_text(tensor.shape), Size(tensor.bytes), spec
 
 
 def _number(value: float | int | str | None) -> str | None:

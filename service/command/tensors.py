@@ -1,7 +1,7 @@
 """`cairn tensors` and `cairn diff`: leaves and values of a checkpoint, and differences of two."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
@@ -113,19 +113,33 @@ def _list(tensors: Iterator[Tensor], json: bool) -> None:
         print_document(TensorList(tensors=list(tensors)))
         return
     titles = ("item", "path", "dtype", "shape", "size", "sharding", "digest")
-    print_table(console, titles, map(_row, tensors))
+    rows = (
+        (
+            tensor.item,
+            tensor.path,
+            tensor.dtype,
+            shape_text(tensor.shape),
+            Size(tensor.bytes),
+            None if tensor.spec is None else spec_text(tensor.spec),
+            tensor.digest,
+        )
+        for tensor in tensors
+    )
+    print_table(console, titles, rows)
 
 
-def _row(tensor: Tensor) -> tuple[Cell, ...]:
-    spec = None if tensor.spec is None else ", ".join(map(axis_text, tensor.spec)) or "()"
-    shape = "x".join(map(str, tensor.shape)) or "()"
-    size = Size(tensor.bytes)
-    return tensor.item, tensor.path, tensor.dtype, shape, size, spec, tensor.digest
+def shape_text(shape: Sequence[int]) -> str:
+    """Format a shape: `2x3`."""
+    return "x".join(map(str, shape)) or "()"
 
 
-def axis_text(axis: str | list[str] | None) -> str:
-    """Format the mesh axes of one dimension."""
-    return "-" if axis is None else axis if isinstance(axis, str) else "+".join(axis)
+def spec_text(spec: Sequence[str | list[str] | None]) -> str:
+    """Format a partition spec: the mesh axes of each dimension."""
+    axes = [
+        "-" if entry is None else entry if isinstance(entry, str) else "+".join(entry)
+        for entry in spec
+    ]
+    return ", ".join(axes) or "()"
 
 
 def _kind(out: Path) -> Literal["npy", "safetensors"]:
@@ -152,7 +166,7 @@ def _print_statistics(statistics: TensorStatistics, json: bool) -> None:
         return
     fields = statistics.model_dump(mode="json", exclude={"histogram", "item", "path"})
     for name, value in fields.items():
-        shown = "x".join(map(str, value)) or "()" if isinstance(value, list) else value
+        shown = shape_text(value) if isinstance(value, list) else value
         print(f"{name.replace('_', ' ')}: {'none' if shown is None else shown}")
     if statistics.histogram is None:
         return

@@ -83,7 +83,12 @@ class ScrapedMetrics(Collector):
         problem = GaugeMetricFamily(
             PROBLEM, "Whether a part of these metrics could not be read.", labels=["part"]
         )
-        answers = self._ask()
+        with self._lock:
+            for name, part in self._parts.items():
+                last = self._asked.get(name)
+                if last is None or last.done():  # else the last read still runs
+                    self._asked[name] = _begin(part)
+            answers = dict(self._asked)
         wait(answers.values(), ANSWER_SECONDS)
         for name, part in self._parts.items():
             answer = answers[name]
@@ -94,15 +99,6 @@ class ScrapedMetrics(Collector):
                 continue
             yield from _filled(part.families, answer.result())
         yield problem
-
-    def _ask(self) -> dict[str, Future[list[Sample]]]:
-        """Start to read each part, unless its last read still runs; return the futures."""
-        with self._lock:
-            for name, part in self._parts.items():
-                last = self._asked.get(name)
-                if last is None or last.done():
-                    self._asked[name] = _begin(part)
-            return dict(self._asked)
 
 
 def _begin(part: MetricSource) -> Future[list[Sample]]:

@@ -5,25 +5,12 @@ Source: transformers `StableLmConfig`, `StableLmForCausalLM`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from cairn.interop.families.config_form import ConfigForm, usual_options
 from cairn.interop.families.family import Family
 from cairn.interop.families.gguf_engine import Engine
 from cairn.interop.families.gguf_form import GGUFForm, gguf_sizes
 from cairn.interop.families.gguf_names import gguf_names
 from cairn.interop.families.names import Names
-
-
-def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    parallel = bool(data.get("use_parallel_residual", False))
-    return {
-        "block": "parallel" if parallel else "pre",
-        "qk_norm": "each_head" if data.get("qk_layernorm") else None,
-        "shared_norm": parallel,
-    }
-
 
 FAMILY = Family(
     ConfigForm(
@@ -39,7 +26,11 @@ FAMILY = Family(
         fixed={"norm": "layer", "norm_bias": True},
         rotary_fraction=("partial_rotary_factor", 0.25),
         also_read=frozenset({"qk_layernorm", "use_parallel_residual"}),
-        read=_read,
+        read=lambda data, options: {
+            "block": "parallel" if data.get("use_parallel_residual") else "pre",
+            "qk_norm": "each_head" if data.get("qk_layernorm") else None,
+            "shared_norm": bool(data.get("use_parallel_residual")),
+        },
         write=lambda config: {
             "qk_layernorm": config.qk_norm is not None,
             "use_parallel_residual": config.block == "parallel",

@@ -59,7 +59,10 @@ def prune_events(catalog: Catalog, before: datetime, automations: Iterable[str])
         removed = connection.execute(
             delete(EventRow).where(EventRow.id.in_(ids), not_(has_delivery))
         )
-        _note(connection, ids[-1])
+        position = max(ids[-1], pruned_events(connection))
+        moved = update(PrunedRow).where(PrunedRow.name == _EVENTS).values(position=position)
+        if not connection.execute(moved).rowcount:
+            connection.execute(insert(PrunedRow).values(name=_EVENTS, position=position))
         return removed.rowcount
 
 
@@ -93,10 +96,3 @@ def _needed_positions(connection: Connection, automations: Iterable[str]) -> lis
         moved = EventRow.kind == EventKind.ALIAS_MOVED.value, EventRow.id > followed
         bounds.append(connection.scalar(select(func.min(EventRow.id) - 1).where(*moved)))
     return [bound for bound in bounds if bound is not None]
-
-
-def _note(connection: Connection, position: int) -> None:
-    last = max(position, pruned_events(connection))
-    noted = update(PrunedRow).where(PrunedRow.name == _EVENTS).values(position=last)
-    if not connection.execute(noted).rowcount:
-        connection.execute(insert(PrunedRow).values(name=_EVENTS, position=last))
