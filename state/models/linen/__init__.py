@@ -1,1 +1,0 @@
-"""Models in Flax Linen: their base class, and the one decoder in its Linen form."""

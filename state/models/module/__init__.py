@@ -1,1 +1,0 @@
-"""Capabilities of every NNX model: sharding, adaptation, loss, generation, state."""
