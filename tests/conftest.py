@@ -62,7 +62,7 @@ hypothesis.settings.load_profile("untimed")
 _SHAPED = ("attention", "mlp", "norms", "positions")
 install_import_hook(
     [
-        "cairn.state.models.module.sampling",
+        "cairn.state.models.sampling",
         *(f"cairn.state.models.decoder.{name}" for name in _SHAPED),
     ],
     "beartype.beartype",
@@ -76,7 +76,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 LONG = (
     "tests/interop/families/test_llama_cpp.py",
-    "tests/state/module/test_generation_real_weights.py",
+    "tests/state/models/test_generation_real_weights.py",
     "tests/service/test_fleet.py",
     "tests/service/fuzzing/",
     "tests/examples/",
@@ -98,7 +98,7 @@ LONG = (
     "tests/state/adapters/",
     "tests/interop/families/test_gguf",
     "tests/state/hub/test_hub.py",
-    "tests/state/module/",
+    "tests/state/models/",
     "tests/storage/orbax_import/test_adopt.py",
     "tests/storage/runs/test_repair.py",
     "tests/state/checkpointing/saves/test_dedup.py",
@@ -137,7 +137,7 @@ PROOFS = (
     "tests/service/test_convert_checked_afresh.py",
     "tests/interop/families/test_adapters_in_peft.py",
     "tests/interop/families/test_llama_cpp.py",
-    "tests/state/module/test_generation_whole_model.py",
+    "tests/state/models/test_generation_whole_model.py",
     "tests/test_all_contenders.py",
 )
 """Files that `make proofs` names: long, and `make test` has a part of each in a file beside it.

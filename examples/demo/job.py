@@ -64,7 +64,7 @@ def main() -> None:
 
     from cairn import DecoderForCausalLM, EasyDeLState
     from cairn.state.errors import ShardingError
-    from cairn.state.optimizers import make_optimizer
+    from cairn.state.states.optimizers import make_optimizer
     from examples.demo.corpus import Batches
     from examples.demo.weights import load_tokenizer, smollm2_gguf
 

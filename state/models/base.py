@@ -24,14 +24,14 @@ from cairn.interop.errors import ArgumentError
 from cairn.interop.names import TaskType
 from cairn.state.adapters.quantized_weight import PackedParam
 from cairn.state.model_classes import register, shipped_decoder
+from cairn.state.models.adaptation import ModuleAdaptationMixin
+from cairn.state.models.calls import ModuleCallMixin
+from cairn.state.models.flops import FlopsMixin
+from cairn.state.models.generation import EasyGenerationMixin
 from cairn.state.models.hub.bridge import EasyBridgeMixin
-from cairn.state.models.module.adaptation import ModuleAdaptationMixin
-from cairn.state.models.module.calls import ModuleCallMixin
-from cairn.state.models.module.flops import FlopsMixin
-from cairn.state.models.module.generation import EasyGenerationMixin
-from cairn.state.models.module.loss import LossConfig, causal_lm_loss, with_loss
-from cairn.state.models.module.operation_cache import OperationCacheMixin
-from cairn.state.models.module.sharding import ModuleShardingMixin
+from cairn.state.models.loss import LossConfig, causal_lm_loss, with_loss
+from cairn.state.models.operation_cache import OperationCacheMixin
+from cairn.state.models.sharding import ModuleShardingMixin
 from cairn.state.paths import named_leaves, own_variables, rebuild
 from cairn.state.sharding.mesh import mesh_of
 from cairn.state.states.easydel_state import EasyDeLState

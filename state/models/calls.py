@@ -15,7 +15,7 @@ from flax import nnx
 
 from cairn.interop.config.base import EDPretrainedConfig
 from cairn.interop.errors import ArgumentError
-from cairn.state.models.module.loss import LossConfig
+from cairn.state.models.loss import LossConfig
 from cairn.state.paths import rebuild
 
 __all__ = ["ModuleCallMixin", "static_arguments"]

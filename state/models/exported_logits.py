@@ -1,6 +1,6 @@
 """A program: the logits of a Hugging Face folder on given tokens, computed by `transformers`.
 
-`python -m cairn.state.logits.exported_folder FOLDER TOKENS LOGITS`, with two .npy files. On stdout:
+`python -m cairn.state.models.exported_logits FOLDER TOKENS LOGITS`, with two .npy files. On stdout:
 JSON.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import transformers
 
-from cairn.state.logits.parent_process import end_with_parent
+from cairn.state.models.parent_process import end_with_parent
 
 
 def write_logits(folder: str, tokens: str, logits: str) -> dict[str, str | list[str]]:

@@ -13,7 +13,7 @@ from flax import nnx, struct
 
 from cairn.interop.config.base import EDPretrainedConfig
 from cairn.interop.errors import ArgumentError
-from cairn.state.models.module.generation_arguments import (
+from cairn.state.models.generation_arguments import (
     checked_prompt,
     checked_room,
     checked_rules,
@@ -24,9 +24,9 @@ from cairn.state.models.module.generation_arguments import (
     padding_token,
     sampling_key,
 )
-from cairn.state.models.module.generation_loop import Stop, with_cache, without_cache
-from cairn.state.models.module.generation_settings import SAMPLING, merged_settings
-from cairn.state.models.module.kv_cache import KVCache
+from cairn.state.models.generation_loop import Stop, with_cache, without_cache
+from cairn.state.models.generation_settings import SAMPLING, merged_settings
+from cairn.state.models.kv_cache import KVCache
 
 
 class GenerationOutput(struct.PyTreeNode):

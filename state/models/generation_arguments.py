@@ -13,8 +13,8 @@ import numpy as np
 from flax import nnx
 
 from cairn.interop.errors import ArgumentError
-from cairn.state.models.module.generation_loop import Sampling
-from cairn.state.models.module.sampling import Biases, Rules
+from cairn.state.models.generation_loop import Sampling
+from cairn.state.models.sampling import Biases, Rules
 
 HostArray = np.ndarray[Any, Any]
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx, struct
 
-from cairn.state.models.module.sampling import NO_TOKEN, Rules, greedy, sample
+from cairn.state.models.sampling import NO_TOKEN, Rules, greedy, sample
 
 Generated = tuple[jax.Array, jax.Array]
 """New tokens (batch, room), and how many each row has."""

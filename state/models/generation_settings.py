@@ -12,7 +12,7 @@ from typing import Any, Final
 from cairn.interop.errors import ArgumentError, with_nearest
 from cairn.interop.weights.files import GENERATION_FILE
 from cairn.interop.weights.source_folder import parse_json
-from cairn.state.models.module.generation_arguments import config_value
+from cairn.state.models.generation_arguments import config_value
 
 SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p")
 """Settings that take effect where tokens are drawn at random."""

@@ -21,8 +21,8 @@ from cairn.interop.errors import ArgumentError
 from cairn.interop.placement.rules import axis_units
 from cairn.state.adapters.models import abstract_model
 from cairn.state.errors import NotInitializedError
-from cairn.state.models.linen.twin import linen_model, make_twin
-from cairn.state.models.module.base import EasyDeLBaseModule
+from cairn.state.models.base import EasyDeLBaseModule
+from cairn.state.models.linen_twin import linen_model, make_twin
 from cairn.state.paths import named_leaves, rebuild
 from cairn.state.sharding.report import leaf_bytes
 from cairn.state.sharding.rules import check_rules, plan

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cairn.interop.errors import ArgumentError, ConfigError
-from cairn.state.models.module.base import EasyDeLBaseModule
+from cairn.state.models.base import EasyDeLBaseModule
 
 __all__ = ["LinenTwin", "linen_model", "make_twin"]
 

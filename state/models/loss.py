@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from cairn.interop.errors import ArgumentError, require_known
-from cairn.state.models.module.outputs import CausalLMOutput
+from cairn.state.models.outputs import CausalLMOutput
 
 __all__ = ["IGNORE_INDEX", "LossConfig", "causal_lm_loss", "with_loss"]
 

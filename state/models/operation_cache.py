@@ -12,7 +12,7 @@ import numpy as np
 from cairn.interop.config.base import EDPretrainedConfig
 from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.errors import ArgumentError
-from cairn.state.models.module.kv_cache import KVCache
+from cairn.state.models.kv_cache import KVCache
 
 
 class OperationCacheMixin:

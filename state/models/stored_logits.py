@@ -1,6 +1,6 @@
 """A program: the logits of a stored model on given tokens, computed by Cairn.
 
-`python -m cairn.state.logits.stored_model RUN TOKENS LOGITS DTYPE`, of a step ("run/steps/N"), two
+`python -m cairn.state.models.stored_logits RUN TOKENS LOGITS DTYPE`, of a step ("run/steps/N"), two
 .npy files, and the dtype that the weights are rounded to first ("native": none). On stdout: JSON.
 """
 
@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cairn.state.logits.parent_process import end_with_parent
-from cairn.state.models.module.base import EasyDeLBaseModule
+from cairn.state.models.base import EasyDeLBaseModule
+from cairn.state.models.parent_process import end_with_parent
 
 
 def write_logits(run: str, tokens: str, logits: str, dtype: str) -> dict[str, str | bool]:

@@ -1,1 +1,1 @@
-"""Saving and loading of training states: what a checkpoint holds, and how it comes back."""
+"""Training states and their optimizers: what a checkpoint holds, and how it comes back."""

@@ -12,7 +12,6 @@ from flax import nnx, struct
 from cairn.interop.config.frozen import FrozenJSON
 from cairn.interop.errors import ArgumentError
 from cairn.state.errors import NotInitializedError, require_optimizer
-from cairn.state.optimizers import init_optimizer
 from cairn.state.paths import own_variables, rebuild
 from cairn.state.sharding.mesh import home_of
 from cairn.state.sharding.report import leaf_bytes
@@ -21,6 +20,7 @@ from cairn.state.sharding.state_table import state_table
 from cairn.state.sharding.states import StateShardingMixin, params_by_rules, place_step
 from cairn.state.states.added_fields import added_fields, added_names, check_added
 from cairn.state.states.optimizer_step import take_step
+from cairn.state.states.optimizers import init_optimizer
 from cairn.state.states.rng_reuse import RngReuse, drawn_streams, random_streams, warn_of_reuse
 from cairn.state.states.state_storage import StateStorageMixin
 from cairn.storage.notebooks import never_raises
@@ -62,7 +62,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         opt_state: its state, or None.
         apply_fn: a function to apply the model, if you want to keep one here.
         hyperparameters: JSON that is saved with the state.
-        tx_init: JSON that rebuilds `tx`; see `cairn.state.optimizers.make_optimizer`.
+        tx_init: JSON that rebuilds `tx`; see `cairn.state.states.optimizers.make_optimizer`.
         placement: where leaves are that rules and axis names would put elsewhere; kept by itself.
         rng_reuse: random streams that a step drew from and did not carry on; kept by itself.
     """

@@ -17,8 +17,8 @@ import optax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
 from cairn.interop.errors import ArgumentError, with_nearest
-from cairn.state.optimizers import optax_numerics
 from cairn.state.paths import rebuild
+from cairn.state.states.optimizers import optax_numerics
 
 __all__ = ["take_step", "used_arguments"]
 

@@ -25,7 +25,6 @@ from cairn.state.adapters.quantized_weight import PackedParam
 from cairn.state.checkpointing.processes import agreement
 from cairn.state.errors import OptimizerError, OptimizerNotFoundError
 from cairn.state.model_classes import find, shipped_decoder
-from cairn.state.optimizers import given_optimizer, init_optimizer, optimizer_from_description
 from cairn.state.paths import is_variable, variable_paths
 from cairn.state.sharding.mesh import home_of
 from cairn.state.sharding.optimizers import optimizer_shardings
@@ -37,6 +36,11 @@ from cairn.state.states.load_options import LoadOptions
 from cairn.state.states.load_placement import apply_shard_fns, check_shard_fns
 from cairn.state.states.memory_kinds import in_memory
 from cairn.state.states.number_forms import NumberForms
+from cairn.state.states.optimizers import (
+    given_optimizer,
+    init_optimizer,
+    optimizer_from_description,
+)
 from cairn.state.states.progress import print_progress, size_text
 from cairn.state.states.quantized_load import fill_model, quantizes, refuse_float_optimizer
 from cairn.state.states.stored_fields import field_targets, static_values

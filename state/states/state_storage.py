@@ -8,9 +8,9 @@ from cairn.interop.names import TaskType
 from cairn.interop.placement.rules import MESH_AXES
 from cairn.state.checkpointing.saves.save_handle import SaveHandle
 from cairn.state.model_classes import module_class, shipped_decoder
-from cairn.state.optimizers import given_optimizer
 from cairn.state.states.checkpoint import run_has_saved
 from cairn.state.states.load_options import LoadOptions
+from cairn.state.states.optimizers import given_optimizer
 from cairn.state.states.state_load import (
     is_pretrained,
     load_easydel_state,

@@ -197,7 +197,7 @@ def test_module_config_args_build_the_config_again(state):
 
 
 def test_tx_init_rebuilds_the_optimizer(state):
-    from cairn.state.optimizers import optimizer_from_description
+    from cairn.state.states.optimizers import optimizer_from_description
 
     assert state.tx_init == TX_INIT
     rebuilt = optimizer_from_description(state.tx_init)

@@ -7,7 +7,7 @@ import optax
 import pytest
 from flax import linen
 
-from cairn.state.models.linen.decoder import LinenDecoderForCausalLM
+from cairn.state.models.decoder.linen_decoder import LinenDecoderForCausalLM
 from cairn.state.states.easydel_state import EasyDeLState
 from cairn.state.states.train_state import TrainState
 from tests.contract.subjects import DECODER, SGD, assert_same_bits, host

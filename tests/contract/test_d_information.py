@@ -17,10 +17,10 @@ from cairn.interop.names import (
     TaskType,
 )
 from cairn.interop.partition_axis import PartitionAxis
+from cairn.state.models.base import EasyDeLBaseModule
+from cairn.state.models.generation import EasyGenerationMixin
 from cairn.state.models.hub.bridge import EasyBridgeMixin
-from cairn.state.models.module.base import EasyDeLBaseModule
-from cairn.state.models.module.generation import EasyGenerationMixin
-from cairn.state.models.module.operation_cache import OperationCacheMixin
+from cairn.state.models.operation_cache import OperationCacheMixin
 from cairn.state.sharding.mesh import make_mesh
 from tests.contract.subjects import DECODER, make_decoder
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model

@@ -7,7 +7,7 @@ import pytest
 
 import cairn as package
 from cairn.interop.errors import ArgumentError
-from cairn.state.models.module.loss import LossConfig, causal_lm_loss
+from cairn.state.models.loss import LossConfig, causal_lm_loss
 from tests.contract.subjects import make_decoder
 from tests.state.my_model import batch, my_model
 

@@ -26,8 +26,8 @@ from cairn.service.jobs.kinds.export_job import export_request
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.trees import flatten
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.optimizers import make_optimizer
 from cairn.state.states.easydel_state import EasyDeLState
+from cairn.state.states.optimizers import make_optimizer
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs import fork

@@ -20,10 +20,10 @@ from cairn.state.checkpointing.restore import restore_item
 from cairn.state.checkpointing.saves.save_handle import SaveHandle
 from cairn.state.checkpointing.trees import flatten
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.optimizers import make_optimizer
 from cairn.state.sharding.gather import gather_tree
 from cairn.state.sharding.mesh import mesh_of
 from cairn.state.states.easydel_state import EasyDeLState
+from cairn.state.states.optimizers import make_optimizer
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.layout import annotation_file
 from cairn.storage.runs.run import Run

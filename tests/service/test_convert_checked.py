@@ -149,7 +149,7 @@ def test_a_cancelled_check_ends_its_process(http, monkeypatch):
 
 
 def test_a_process_of_a_check_ends_with_the_one_that_began_it():
-    program = "from cairn.state.logits.parent_process import end_with_parent as e; e()\n"
+    program = "from cairn.state.models.parent_process import end_with_parent as e; e()\n"
     program += "import time; print('up', flush=True); time.sleep(600)"
     child = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE

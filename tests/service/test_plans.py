@@ -18,9 +18,9 @@ from cairn.service.jobs import rule_matches
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.trees import nest
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.optimizers import make_optimizer
 from cairn.state.paths import named_leaves
 from cairn.state.states.easydel_state import EasyDeLState
+from cairn.state.states.optimizers import make_optimizer
 from cairn.storage.orbax_import.adopt import adopt
 from cairn.storage.reading.reader import CheckpointReader
 from tests.service.jobs import CONFIG as LLAMA

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cairn.interop.config.base import EDPretrainedConfig
-from cairn.state.models.module.base import EasyDeLBaseModule
+from cairn.state.models.base import EasyDeLBaseModule
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import pytest
 from cairn.interop.config.frozen import FrozenJSON
 from cairn.interop.errors import ArgumentError
 from cairn.state.errors import OptimizerError
-from cairn.state.optimizers import OPTIMIZERS, make_optimizer, optimizer_from_description
+from cairn.state.states.optimizers import OPTIMIZERS, make_optimizer, optimizer_from_description
 
 PARAMS = {"w": jnp.ones((4, 4)), "b": jnp.zeros((4,))}
 GRADS = {"w": jnp.full((4, 4), 0.3), "b": jnp.full((4,), -2.0)}

@@ -86,7 +86,7 @@ class LogitsCheck:
             context.progress.set(message="computing the checkpoint's logits")
             checkpoint_run = self._run(
                 context,
-                "cairn.state.logits.stored_model",
+                "cairn.state.models.stored_logits",
                 [str(self.checkpoint), "tokens.npy", "ours.npy", self.dtype or "native"],
                 work,
             )
@@ -94,7 +94,7 @@ class LogitsCheck:
             folder = self._local_folder(context, work / "export")
             export_run = self._run(
                 context,
-                "cairn.state.logits.exported_folder",
+                "cairn.state.models.exported_logits",
                 [str(folder), "tokens.npy", "theirs.npy"],
                 work,
             )

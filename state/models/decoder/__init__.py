@@ -1,1 +1,1 @@
-"""The one decoder: every family is a set of its options."""
+"""The one decoder, in NNX and in Linen: every family is a set of its options."""

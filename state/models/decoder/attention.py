@@ -16,7 +16,7 @@ from cairn.interop.config.decoder_layers import Layer
 from cairn.state.models.decoder.attention_placement import place_keys, place_queries
 from cairn.state.models.decoder.layers import make_layer
 from cairn.state.models.decoder.positions import rotate
-from cairn.state.models.module.kv_cache import KVCache
+from cairn.state.models.kv_cache import KVCache
 
 Angles = tuple[Float[Array, "B T half"], Float[Array, "B T half"]]
 

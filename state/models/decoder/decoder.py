@@ -13,17 +13,17 @@ from jaxtyping import Array, Bool, Float, Int
 from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.config.decoder_layers import block_layers, decoder_layers, layers_below
 from cairn.interop.errors import ArgumentError
+from cairn.state.models.base import EasyDeLBaseModule
 from cairn.state.models.decoder.attention import Angles, Attention
 from cairn.state.models.decoder.latent_attention import LatentAttention
 from cairn.state.models.decoder.layers import make_layer
 from cairn.state.models.decoder.mlp import MLP, MixtureOfExperts
 from cairn.state.models.decoder.per_layer import PerLayer, Run, find_runs, make_per_layer
 from cairn.state.models.decoder.positions import rotary_angles
-from cairn.state.models.module.base import EasyDeLBaseModule
-from cairn.state.models.module.kv_cache import KVCache, causal_mask
-from cairn.state.models.module.loss import LossConfig
-from cairn.state.models.module.outputs import CausalLMOutput
-from cairn.state.models.module.router_loss import load_balancing_loss
+from cairn.state.models.kv_cache import KVCache, causal_mask
+from cairn.state.models.loss import LossConfig
+from cairn.state.models.outputs import CausalLMOutput
+from cairn.state.models.router_loss import load_balancing_loss
 
 
 class Block(nnx.Module):

@@ -15,12 +15,12 @@ from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.config.frozen import FrozenJSON
 from cairn.interop.errors import ArgumentError
 from cairn.state.adapters.models import abstract_model, build_model, module_settings
+from cairn.state.models.base import EasyDeLBaseModule
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.models.linen.model import EDPretrainedModel
-from cairn.state.models.module.base import EasyDeLBaseModule
-from cairn.state.models.module.generation import GenerationOutput
-from cairn.state.models.module.kv_cache import KVCache
-from cairn.state.models.module.outputs import CausalLMOutput
+from cairn.state.models.generation import GenerationOutput
+from cairn.state.models.kv_cache import KVCache
+from cairn.state.models.linen_model import EDPretrainedModel
+from cairn.state.models.outputs import CausalLMOutput
 from cairn.state.paths import rebuild
 
 __all__ = ["LinenDecoderForCausalLM", "linen_decoder"]

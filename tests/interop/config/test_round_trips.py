@@ -17,8 +17,8 @@ from cairn.interop.config.base import EDPretrainedConfig
 from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.errors import ConfigError
 from cairn.interop.partition_axis import PartitionAxis
+from cairn.state.models.base import EasyDeLBaseModule
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.models.module.base import EasyDeLBaseModule
 from cairn.state.states.easydel_state import EasyDeLState
 from tests.tiny import TINY
 

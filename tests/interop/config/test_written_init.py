@@ -11,7 +11,7 @@ from flax import nnx
 from cairn.interop.config.auto import AutoEasyDeLConfig
 from cairn.interop.config.base import EDPretrainedConfig
 from cairn.interop.errors import ArgumentError, ConfigError
-from cairn.state.models.module.base import EasyDeLBaseModule
+from cairn.state.models.base import EasyDeLBaseModule
 from cairn.state.states.easydel_state import EasyDeLState
 
 

@@ -24,10 +24,10 @@ from cairn.interop.placement.step_plan import Layout, plan_step
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.load import load
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.optimizers import init_optimizer
 from cairn.state.paths import named_leaves
 from cairn.state.sharding.mesh import make_mesh
 from cairn.state.states.easydel_state import EasyDeLState
+from cairn.state.states.optimizers import init_optimizer
 from cairn.storage.reading import local_shards
 from cairn.storage.runs.records.manifest import LeafRecord
 from cairn.storage.runs.resolution import resolve_checkpoint

@@ -16,7 +16,7 @@ from cairn.interop.errors import ArgumentError
 from cairn.state.models.decoder.attention import grouped_attention
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.models.decoder.positions import rotary_angles, rotate
-from cairn.state.models.module.kv_cache import KVCache
+from cairn.state.models.kv_cache import KVCache
 from cairn.state.paths import named_leaves
 from tests.state.forward import logits_of, outputs_of
 from tests.state.hf_models import tokens

@@ -10,7 +10,7 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from cairn.interop.errors import ConversionError
-from cairn.state.models.module.base import EasyDeLBaseModule
+from cairn.state.models.base import EasyDeLBaseModule
 from cairn.state.paths import named_leaves
 from cairn.state.states.easydel_state import EasyDeLState
 from cairn.storage.errors import NotACheckpointError

@@ -10,8 +10,8 @@ from safetensors.numpy import load_file, save_file
 
 from cairn.interop.errors import ArgumentError, ConfigError, ConversionError
 from cairn.interop.weights.files import open_pretrained
+from cairn.state.models.base import EasyDeLBaseModule
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.models.module.base import EasyDeLBaseModule
 from cairn.storage.errors import CorruptionError, StorageError, UnsupportedFormatError
 from tests.contract.subjects import make_decoder
 from tests.hostile.safetensors_files import hostile_files, packed, tensor, tensors

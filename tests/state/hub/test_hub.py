@@ -14,12 +14,12 @@ from transformers import LlamaForCausalLM
 
 from cairn.interop.errors import ArgumentError, ConfigError, ConversionError
 from cairn.state.errors import OptimizerError, ShardingError
+from cairn.state.models.base import EasyDeLBaseModule
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.models.module.base import EasyDeLBaseModule
-from cairn.state.optimizers import make_optimizer
 from cairn.state.paths import named_leaves
 from cairn.state.states.easydel_state import EasyDeLState
 from cairn.state.states.load_options import LoadOptions
+from cairn.state.states.optimizers import make_optimizer
 from cairn.storage.errors import CorruptionError, NotFoundError
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.run import Run

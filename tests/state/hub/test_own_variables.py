@@ -13,7 +13,7 @@ from cairn.interop.config.base import EDPretrainedConfig
 from cairn.interop.conversion.tensor_streams import whole
 from cairn.interop.errors import ConversionError
 from cairn.interop.weights.export import export_sources
-from cairn.state.models.module.base import EasyDeLBaseModule
+from cairn.state.models.base import EasyDeLBaseModule
 from cairn.state.states.easydel_state import EasyDeLState
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.run import Run

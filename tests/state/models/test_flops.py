@@ -11,7 +11,7 @@ from cairn.interop.config.experts import ExpertsConfig
 from cairn.interop.config.latent_attention import LatentAttentionConfig
 from cairn.interop.errors import ArgumentError
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.models.module.flops import decoder_flops, matmul_flops
+from cairn.state.models.flops import decoder_flops, matmul_flops
 from cairn.state.sharding.mesh import make_mesh
 from tests.state.my_model import MyModel, MyModelConfig, my_model
 

@@ -13,11 +13,11 @@ from transformers import LlamaForCausalLM
 
 from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.errors import ArgumentError, ConversionError
+from cairn.state.models import generation_loop
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.models.module import generation_loop
-from cairn.state.models.module.generation_arguments import checked_sampling
-from cairn.state.models.module.generation_loop import Stop
-from cairn.state.models.module.sampling import filter_logits, sample
+from cairn.state.models.generation_arguments import checked_sampling
+from cairn.state.models.generation_loop import Stop
+from cairn.state.models.sampling import filter_logits, sample
 from tests.state.compilations import compilations
 from tests.state.forward import logits_of, outputs_of
 from tests.state.hf_models import save, tiny_llama, tokens

@@ -15,9 +15,9 @@ from transformers.generation import logits_process
 from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.errors import ArgumentError
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.models.module.generation_arguments import checked_rules, checked_sampling
-from cairn.state.models.module.generation_settings import merged_settings
-from cairn.state.models.module.sampling import NO_TOKEN, filter_logits
+from cairn.state.models.generation_arguments import checked_rules, checked_sampling
+from cairn.state.models.generation_settings import merged_settings
+from cairn.state.models.sampling import NO_TOKEN, filter_logits
 from tests.state.compilations import compilations
 from tests.state.hf_models import save, tiny_llama, tokens
 

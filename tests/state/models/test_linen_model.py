@@ -15,8 +15,8 @@ from cairn.interop.config.base import EDPretrainedConfig
 from cairn.interop.errors import ArgumentError
 from cairn.state.errors import NotInitializedError, ShardingError, TreeStructureError
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.models.linen.decoder import LinenDecoderForCausalLM
-from cairn.state.models.linen.model import EDPretrainedModel
+from cairn.state.models.decoder.linen_decoder import LinenDecoderForCausalLM
+from cairn.state.models.linen_model import EDPretrainedModel
 from cairn.state.sharding.mesh import make_mesh
 from cairn.state.states.easydel_state import EasyDeLState
 from cairn.state.states.train_state import TrainState

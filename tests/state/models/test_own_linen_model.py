@@ -17,10 +17,10 @@ from cairn.interop.conversion.tensor_streams import whole
 from cairn.interop.errors import ArgumentError, ConfigError
 from cairn.interop.weights.export import export_sources
 from cairn.state.errors import ShardingError, TreeStructureError
-from cairn.state.models.linen.model import EDPretrainedModel
-from cairn.state.models.module.base import EasyDeLBaseModule
-from cairn.state.optimizers import make_optimizer
+from cairn.state.models.base import EasyDeLBaseModule
+from cairn.state.models.linen_model import EDPretrainedModel
 from cairn.state.states.easydel_state import EasyDeLState
+from cairn.state.states.optimizers import make_optimizer
 from cairn.state.states.train_state import TrainState
 from cairn.state.states.train_step import TrainStep
 from cairn.storage.reading.reader import CheckpointReader
@@ -293,7 +293,7 @@ except InteropError as error:
     assert "import the module that defines it" in str(error) or "model_type" in str(error), error
 else:
     raise SystemExit("loaded what is not defined")
-import tests.state.linen.test_own_linen_model as defined
+import tests.state.models.test_own_linen_model as defined
 state = EasyDeLState.load_state({str(uri)!r}, verbose=False)
 assert int(state.step) == 3
 assert isinstance(state.model, defined.WaveModel.nnx_class())
@@ -448,6 +448,6 @@ def test_a_class_that_a_later_one_hides_is_told_at_the_first_save(tmp_path, capl
     assert "defined later" not in caplog.text
     model = first(WaveConfig())
     model.to_easydel_state().save_state(tmp_path / "a", wait=True, verbose=False)
-    assert "load_state will make another tests.state.linen" in caplog.text
+    assert "load_state will make another tests.state.models" in caplog.text
     loaded = EasyDeLState.load_state(tmp_path / "a", model_class=first, verbose=False)
     np.testing.assert_allclose(loaded.model(IDS), model(IDS), rtol=1e-6)

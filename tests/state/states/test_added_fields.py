@@ -11,9 +11,9 @@ from flax import nnx, struct
 from jax.sharding import NamedSharding, PartitionSpec
 
 from cairn.interop.errors import ArgumentError
-from cairn.state.optimizers import make_optimizer
 from cairn.state.sharding.mesh import make_mesh
 from cairn.state.states.easydel_state import EasyDeLState
+from cairn.state.states.optimizers import make_optimizer
 from cairn.state.states.train_step import TrainStep
 from cairn.storage.errors import TreeMismatchError
 from tests.state.compilations import compilations

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from cairn.interop.config.base import EDPretrainedConfig
 from cairn.interop.config.decoder import DecoderConfig, RopeConfig
+from cairn.state.models.base import EasyDeLBaseModule
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.models.module.base import EasyDeLBaseModule
-from cairn.state.optimizers import make_optimizer, optax_numerics
 from cairn.state.states.easydel_state import EasyDeLState
+from cairn.state.states.optimizers import make_optimizer, optax_numerics
 from cairn.state.states.train_state import TrainState
 from tests.faults.report import is_long, trials
 from tests.state.forward import logits_of

@@ -16,8 +16,8 @@ from cairn.interop.config.base import EDPretrainedConfig
 from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.errors import ConfigError
 from cairn.state.checkpointing.save_policy import SavePolicy
+from cairn.state.models.base import EasyDeLBaseModule
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.models.module.base import EasyDeLBaseModule
 from cairn.state.states import loadable
 from cairn.state.states.easydel_state import EasyDeLState
 from cairn.state.states.run_saver import RunSaver

@@ -11,9 +11,9 @@ from cairn import SavePolicy
 from cairn.interop.conversion.tensor_streams import whole
 from cairn.interop.errors import ArgumentError
 from cairn.interop.weights.export import export_sources
+from cairn.state.models.base import EasyDeLBaseModule
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.models.hub.hf_folder import model_streams
-from cairn.state.models.module.base import EasyDeLBaseModule
 from cairn.state.paths import named_leaves
 from cairn.state.states.easydel_state import EasyDeLState
 from cairn.state.states.run_saver import RunSaver

@@ -21,11 +21,11 @@ from cairn.state.checkpointing.save_policy import SavePolicy
 from cairn.state.checkpointing.saves.save_handle import SaveState
 from cairn.state.errors import OptimizerError, OptimizerNotFoundError, TreeStructureError
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.optimizers import make_optimizer
 from cairn.state.paths import named_leaves
 from cairn.state.sharding.mesh import make_mesh, mesh_of
 from cairn.state.states import checkpoint as stored_checkpoint
 from cairn.state.states.easydel_state import EasyDeLState
+from cairn.state.states.optimizers import make_optimizer
 from cairn.state.states.run_saver import RunSaver
 from cairn.state.states.state_save import SkippedSave
 from cairn.state.states.train_state import TrainState
