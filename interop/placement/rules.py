@@ -248,25 +248,22 @@ def _problem(
     parts = shard_count(axes, mesh)
     if parts == 1:
         return None
-    splitting = _splitting(axes, name, axis_rules)
-    if name is not None and units.get(name, 0) % shard_count(splitting, mesh):
-        label = _UNIT_LABELS.get(name, name)
-        by = _product_text(splitting, mesh)
-        text = f"{units[name]} {label} do not divide by {by} (shape {shape})"
-        return SpecProblem(text, dimension, splitting)
+    if name is not None:
+        # The axes that split a logical axis are its own, and unknown ones.
+        own = entry_axes(axis_rules.get(name))
+        carried = {axis for entry in axis_rules.values() for axis in entry_axes(entry)}
+        usual = carried.union(MESH_AXES)
+        splitting = tuple(axis for axis in axes if axis in own or axis not in usual)
+        if units.get(name, 0) % shard_count(splitting, mesh):
+            label = _UNIT_LABELS.get(name, name)
+            by = _product_text(splitting, mesh)
+            text = f"{units[name]} {label} do not divide by {by} (shape {shape})"
+            return SpecProblem(text, dimension, splitting)
     if shape[dimension] % parts:
         by = _product_text(axes, mesh)
         text = f"a dimension of {shape[dimension]} does not divide by {by} "
         return SpecProblem(f"{text}(dimension {dimension} of {shape})", dimension, axes)
     return None
-
-
-def _splitting(axes: Sequence[str], name: str | None, axis_rules: AxisRules) -> tuple[str, ...]:
-    """Return the mesh axes that split a logical axis: its own, and unknown ones."""
-    own = entry_axes(axis_rules.get(name)) if name is not None else ()
-    carried = {axis for entry in axis_rules.values() for axis in entry_axes(entry)}
-    usual = carried.union(MESH_AXES)
-    return tuple(axis for axis in axes if axis in own or axis not in usual)
 
 
 def _product_text(axes: Sequence[str], mesh: MeshSizes) -> str:

@@ -12,7 +12,6 @@ from cairn.service.schemas import (
 )
 from cairn.storage.errors import ArtifactNotFoundError
 from cairn.storage.runs.records.exports import (
-    ExportFile,
     ExportKey,
     ExportManifest,
     exports_of_run,
@@ -64,7 +63,14 @@ def find_file(plane: ControlPlane, caller: Caller, artifact: str, name: str) -> 
         CorruptionError: The stored file has another size.
     """
     manifest, folder = ArtifactRef.parse(artifact).open(caller.visible(plane.roots))
-    file = _file(manifest, name, folder)
+    file = next((file for file in manifest.files if file.name == name), None)
+    if file is None:
+        raise ArtifactNotFoundError(
+            "no such file",
+            path=folder,
+            expected=", ".join(file.name for file in manifest.files[:20]),
+            found=repr(name[:200]),
+        )
     stored_file = StoredFile(
         open_files(folder),
         name,
@@ -77,18 +83,6 @@ def find_file(plane: ControlPlane, caller: Caller, artifact: str, name: str) -> 
     if size != file.size:
         raise stored_file.changed(f"{file.size} bytes", f"{size}")
     return stored_file
-
-
-def _file(manifest: ExportManifest, name: str, folder: StoreURI) -> ExportFile:
-    for file in manifest.files:
-        if file.name == name:
-            return file
-    raise ArtifactNotFoundError(
-        "no such file",
-        path=folder,
-        expected=", ".join(file.name for file in manifest.files[:20]),
-        found=repr(name[:200]),
-    )
 
 
 def list_artifacts(plane: ControlPlane, root: str, run: str, step: int) -> list[Artifact]:

@@ -6,9 +6,8 @@ moves no alias, so it triggers no other automation.
 """
 
 import logging
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Final
 
 from cairn.service.access.callers import Caller
 from cairn.service.actions.convert import convert_checkpoint
@@ -28,7 +27,6 @@ from cairn.service.schemas import (
 )
 from cairn.service.settings import Automation
 from cairn.storage.errors import StepChangedError, StorageError, StoreUnavailableError
-from cairn.storage.runs.run import Run
 
 logger = logging.getLogger(__name__)
 
@@ -141,32 +139,30 @@ def _start_for_move(
 
 
 def _start(plane: ControlPlane, automation: Automation, move: EventColumns) -> Operation:
+    """Start the operation for a move of an alias.
+
+    Raises:
+        StepChangedError: The listed step is not the one that the alias was moved to: it was saved
+            anew, or its run was made anew.
+        RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
+    """
     by = Caller(name=f"automation:{automation.name}", scope=Scope.OPERATE)
     detail = move.detail
     # `sequence` and `moved` tell this move of the alias from every other.
     parts = [str(detail.get(name)) for name in ("alias", "sequence", "step", "moved")]
     key = "/".join([move.run, *parts])
     place = (move.root, move.run, int(detail["step"]))
-    _refuse_other(plane.run(move.root, move.run), detail)
+    run = plane.run(move.root, move.run)
+    listed = run.step(int(detail["step"]))
+    if (listed.attempt, listed.manifest_digest) != (detail["attempt"], detail["manifest_digest"]):
+        raise StepChangedError(
+            "the step was saved anew after the alias was moved to it",
+            path=run.step_uri(listed),
+            expected=f"attempt {detail['attempt']}, manifest {detail['manifest_digest']}",
+            found=f"attempt {listed.attempt}, manifest {listed.manifest_digest}",
+            next_step="Promote the new one, if it is what you want.",
+        )
     if automation.action is AutomatedAction.VERIFY:
         return verify_checkpoint(plane, by, *place, idempotency_key=key)
     body = automation.convert or ConvertRequest()
     return convert_checkpoint(plane, by, *place, body, idempotency_key=key)
-
-
-def _refuse_other(run: Run, moved: Mapping[str, Any]) -> None:
-    """Raise if the listed step is not the one that the alias was moved to.
-
-    Raises:
-        StepChangedError: The step was saved anew, or its run was made anew.
-        RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
-    """
-    listed = run.step(int(moved["step"]))
-    if (listed.attempt, listed.manifest_digest) != (moved["attempt"], moved["manifest_digest"]):
-        raise StepChangedError(
-            "the step was saved anew after the alias was moved to it",
-            path=run.step_uri(listed),
-            expected=f"attempt {moved['attempt']}, manifest {moved['manifest_digest']}",
-            found=f"attempt {listed.attempt}, manifest {listed.manifest_digest}",
-            next_step="Promote the new one, if it is what you want.",
-        )

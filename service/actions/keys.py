@@ -1,6 +1,5 @@
 """Actions on keys. Callers of some roots make none, since a key may give access to other roots."""
 
-from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -28,7 +27,16 @@ def create_key(plane: ControlPlane, caller: Caller, request: KeyRequest) -> NewK
         UnknownRootError: A root is unknown.
         KeyNameTakenError: A valid key has the name.
     """
-    _check(request, plane.roots)
+    unknown = [root for root in request.roots or () if root not in plane.roots]
+    if unknown:
+        raise UnknownRootError(
+            f"roots: expected some of {', '.join(plane.roots)}, found "
+            f"{', '.join(map(repr, unknown))}"
+        )
+    if request.name in RESERVED:
+        raise KeyNameTakenError(
+            f"key {request.name!r}: expected another name; the audit trail calls who has no key so."
+        )
     now = datetime.now(UTC)
     seconds = request.expires_seconds
     detail = request.model_dump(mode="json")
@@ -54,18 +62,6 @@ def revoke_key(plane: ControlPlane, caller: Caller, key: str) -> Key:
     """
     with audited(plane, caller, "key.revoke", id=key):
         return _body(keys.revoke_key(plane.catalog, key, now=datetime.now(UTC)))
-
-
-def _check(request: KeyRequest, roots: Iterable[str]) -> None:
-    odd = [root for root in request.roots or () if root not in roots]
-    if odd:
-        raise UnknownRootError(
-            f"roots: expected some of {', '.join(roots)}, found {', '.join(map(repr, odd))}"
-        )
-    if request.name in RESERVED:
-        raise KeyNameTakenError(
-            f"key {request.name!r}: expected another name; the audit trail calls who has no key so."
-        )
 
 
 def _body(row: KeyRow) -> Key:

@@ -91,7 +91,13 @@ def cancel_operation(plane: ControlPlane, caller: Caller, operation: str) -> Ope
     status = get_operation(plane, caller, operation)
     with audited(plane, caller, "operation.cancel", **_place(status), operation=operation):
         cancelled = plane.jobs.cancel(operation)
-    _refresh_run(plane, cancelled)
+    changed, root = plane.jobs.kinds[cancelled.kind].changed, str(cancelled.request.get("root"))
+    uri = plane.roots.get(root)
+    if changed is not None and uri is not None:  # a dead worker cannot refresh the run
+        try:
+            plane.index.refresh_runs({root: uri}, [(root, changed(cancelled.request))])
+        except StoreUnavailableError as exc:  # the operation is cancelled nonetheless
+            logger.warning("root %s: lists are behind until it is looked at: %s", root, exc)
     return cancelled
 
 
@@ -105,17 +111,6 @@ def resume_operation(plane: ControlPlane, caller: Caller, operation: str) -> Ope
     status = get_operation(plane, caller, operation)
     with audited(plane, caller, "operation.resume", **_place(status), operation=operation):
         return plane.jobs.resume(operation)
-
-
-def _refresh_run(plane: ControlPlane, operation: Operation) -> None:
-    """Refresh the run of a cancelled operation, since a dead worker cannot do it."""
-    changed, root = plane.jobs.kinds[operation.kind].changed, str(operation.request.get("root"))
-    if changed is None or (uri := plane.roots.get(root)) is None:
-        return
-    try:
-        plane.index.refresh_runs({root: uri}, [(root, changed(operation.request))])
-    except StoreUnavailableError as exc:  # the operation is cancelled nonetheless
-        logger.warning("root %s: lists are behind until it is looked at: %s", root, exc)
 
 
 def _is_visible(caller: Caller, operation: Operation) -> bool:

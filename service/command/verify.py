@@ -21,7 +21,7 @@ from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
 from cairn.service.command.watch import Show, on_console, silently, watch_operation
 from cairn.service.errors import OperationFailedError
-from cairn.service.schemas import CheckpointState, Operation, RepairReport
+from cairn.service.schemas import CheckpointState, Operation
 from cairn.service.sizes import Size
 from cairn.storage.runs.records.layout import check_run_name
 
@@ -155,19 +155,16 @@ def repair(
     if json:
         print_document(report)
     else:
-        _list_repairs(report)
+        rows = [
+            (action.name, "mended" if action.done else "can be" if action.action else "can't be")
+            for action in report.repairs
+        ]
+        print_table(console, ("record", "mended"), rows)
+        for action in report.repairs:
+            text = f"{action.name}: {action.action or action.hint}"
+            errors.print(text, soft_wrap=True, markup=False)
     if any(action.action is None for action in report.repairs):
         raise typer.Exit(ExitStatus.DAMAGED)
-
-
-def _list_repairs(report: RepairReport) -> None:
-    rows = [
-        (action.name, "mended" if action.done else "can be" if action.action else "can't be")
-        for action in report.repairs
-    ]
-    print_table(console, ("record", "mended"), rows)
-    for action in report.repairs:
-        errors.print(f"{action.name}: {action.action or action.hint}", soft_wrap=True, markup=False)
 
 
 def _finish(client: Client, started: Operation, show: Show) -> dict[str, Any]:

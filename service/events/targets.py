@@ -137,11 +137,12 @@ def check_addresses(addresses: Iterable[Address], scheme: str, networks: Network
         TargetRefusedError: An address is not allowed.
     """
     for address in addresses:
-        meant = _meant(address)
-        allowed = any(meant in network or address in network for network in networks)
-        if allowed:
+        # An IPv6 address that embeds an IPv4 address leads to that one.
+        embeds = any(address in network for network in _IPV4_IN_IPV6)
+        reached = IPv4Address(int(address) & 0xFFFFFFFF) if embeds else address
+        if any(reached in network or address in network for network in networks):
             continue
-        if not _is_public(meant):
+        if not _is_public(reached):
             raise _refused(
                 "a public address", f"{address}. CAIRN_WEBHOOK_NETWORKS can allow its network"
             )
@@ -159,13 +160,6 @@ def _is_public(address: Address) -> bool:
         and not any(address in network for network in _NOT_PUBLIC_IPV6)
         and int(address) >> 32 & 0xFFFFFFFF not in _ISATAP
     )
-
-
-def _meant(address: Address) -> Address:
-    """Return the IPv4 address that an IPv6 address embeds, or the address itself."""
-    if any(address in network for network in _IPV4_IN_IPV6):
-        return IPv4Address(int(address) & 0xFFFFFFFF)
-    return address
 
 
 def _literal(host: str) -> Address | None:

@@ -146,20 +146,16 @@ def failure_of(status: str, error_data: Any, instance: str) -> Problem:
         instance: Path of the operation.
     """
     if status == _GIVEN_UP:
-        return _given_up(instance)
+        return Problem(
+            type="urn:cairn:problem:given-up",
+            title="Given up",
+            status=500,
+            detail=(
+                "expected the server to outlive the operation, found that it ended each time that "
+                "it took the operation up again. See the server's log, then resume the operation."
+            ),
+            instance=instance,
+        )
     if isinstance(error_data, Mapping):
         return Problem.model_validate(dict(error_data))
     return problem_from(RuntimeError("the job ended without a word"), instance=instance)
-
-
-def _given_up(instance: str) -> Problem:
-    return Problem(
-        type="urn:cairn:problem:given-up",
-        title="Given up",
-        status=500,
-        detail=(
-            "expected the server to outlive the operation, found that it ended each time that it "
-            "took the operation up again. See the server's log, then resume the operation."
-        ),
-        instance=instance,
-    )

@@ -158,7 +158,9 @@ def _token_ids(config: DecoderConfig) -> dict[str, int]:
 def _encoded(package: Any, source: TensorSource, dtype: str) -> tuple[TensorSource, Any]:
     """Return a tensor as it lies in the file, and GGML's name of its type."""
     types = package.GGMLQuantizationType
-    if _stays_float32(source):
+    # As llama.cpp's converter does, whatever the file's type.
+    whole = source.name.endswith(("_norm.weight", *_WHOLE))
+    if len(source.shape) < 2 or whole or not source.name.endswith(".weight"):
         return _cast(source, np.dtype(np.float32)), types.F32
     if dtype == "q8_0" and source.shape[-1] % _GROUP == 0:
         return _quantized(package, source), types.Q8_0
@@ -167,13 +169,6 @@ def _encoded(package: Any, source: TensorSource, dtype: str) -> tuple[TensorSour
     if dtype == "float32":
         return _cast(source, np.dtype(np.float32)), types.F32
     return _cast(source, np.dtype(np.float16)), types.F16
-
-
-def _stays_float32(source: TensorSource) -> bool:
-    """Return whether llama.cpp's converter keeps a tensor in float32, whatever the file's type."""
-    name = source.name
-    whole = ("_norm.weight", *_WHOLE)
-    return len(source.shape) < 2 or not name.endswith(".weight") or name.endswith(whole)
 
 
 def _cast(source: TensorSource, dtype: np.dtype[Any]) -> TensorSource:

@@ -30,23 +30,21 @@ class EventStream:
         """Return the events that the next bytes complete."""
         events = []
         for line in self._lines(chunk):
-            if line:
-                self._take(line)
+            if not line:  # the end of an event
+                if self._data:
+                    text = "\n".join(self._data)
+                    events.append(StreamEvent(text, self._id, self._retry_seconds))
+                self._data, self._id = [], None
                 continue
-            if self._data:
-                events.append(StreamEvent("\n".join(self._data), self._id, self._retry_seconds))
-            self._data, self._id = [], None
+            field, _, content = line.partition(":")
+            content = content.removeprefix(" ")
+            if field == "data":
+                self._data.append(content)
+            elif field == "id" and "\0" not in content:
+                self._id = content
+            elif field == "retry" and content.isascii() and content.isdigit():
+                self._retry_seconds = int(content) / 1000
         return events
-
-    def _take(self, line: str) -> None:
-        field, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if field == "data":
-            self._data.append(value)
-        elif field == "id" and "\0" not in value:
-            self._id = value
-        elif field == "retry" and value.isascii() and value.isdigit():
-            self._retry_seconds = int(value) / 1000
 
     def _lines(self, chunk: bytes) -> list[str]:
         r"""Split into lines at \r\n, \n or \r only; str.splitlines() would also split at U+2028."""

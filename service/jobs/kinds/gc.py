@@ -38,18 +38,17 @@ def _collect(context: JobContext, request: Request) -> Result:
         "dry_run": request["dry_run"],
         "count": len(garbage_found),
         "bytes": nbytes,
-        "entries": [_entry(garbage) for garbage in garbage_found[:ENTRIES_KEPT]],
-    }
-
-
-def _entry(garbage: Garbage) -> dict[str, Any]:
-    return {
-        "kind": garbage.kind.value,
-        "name": garbage.name,
-        "bytes": garbage.nbytes,
-        "reason": garbage.reason,
-        "step": garbage.step,
-        "attempt": garbage.attempt,
+        "entries": [
+            {
+                "kind": garbage.kind.value,
+                "name": garbage.name,
+                "bytes": garbage.nbytes,
+                "reason": garbage.reason,
+                "step": garbage.step,
+                "attempt": garbage.attempt,
+            }
+            for garbage in garbage_found[:ENTRIES_KEPT]
+        ],
     }
 
 
