@@ -8,7 +8,7 @@ from typing import Final
 from cairn.service.client.addresses import BEST, Address
 from cairn.service.client.client import Client
 from cairn.service.errors import AddressError, NoCheckpointError
-from cairn.service.filters.quotes import quote
+from cairn.service.filters.expressions import quote
 from cairn.service.schemas import Better, Checkpoint
 
 _WAYS: Final[tuple[Better, ...]] = ("min", "max")

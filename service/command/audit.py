@@ -12,7 +12,7 @@ from cairn.service.command import completion
 from cairn.service.command.options import TIME, FilterOption, UrlOption, console
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
-from cairn.service.filters.quotes import quote
+from cairn.service.filters.expressions import quote
 from cairn.service.schemas import MAX_GRACE_SECONDS, AuditEventList
 
 app: Final = typer.Typer()

@@ -1,17 +1,19 @@
-"""Parsed filters: conditions, and their combinations.
+"""Parsed filters: conditions, their combinations, and quoted text in them.
 
 A condition is true or false, and `Not` negates it. If an entry lacks the field, every `Comparison`
 is false.
 """
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
-
-from cairn.service.filters.quotes import quote
+from typing import Final, Literal
 
 Operator = Literal["=", "!=", "<", "<=", ">", ">="]
 Value = str | int | float | datetime
+
+_SPECIAL: Final = re.compile(r'["\\]')
+_ESCAPED: Final = re.compile(r"""\\(["'\\])""")
 
 
 @dataclass(frozen=True)
@@ -104,3 +106,13 @@ Expression = Comparison | Has | Not | All | AnyOf
 
 def _inner(part: Expression) -> str:
     return f"({part})" if isinstance(part, All | AnyOf) else str(part)
+
+
+def quote(text: str) -> str:
+    """Quote any text for a filter: a label's name with dots, for example, or its value."""
+    return '"' + _SPECIAL.sub(r"\\\g<0>", text) + '"'
+
+
+def unquote(quoted: str) -> str:
+    """Return the text between the quotes, without its escapes."""
+    return _ESCAPED.sub(r"\1", quoted[1:-1])

@@ -6,9 +6,8 @@ from difflib import get_close_matches
 from typing import Final, NoReturn
 
 from cairn.service.errors import InvalidRequestError
-from cairn.service.filters.expressions import Path
+from cairn.service.filters.expressions import Path, unquote
 from cairn.service.filters.fields import Field
-from cairn.service.filters.quotes import unquote
 
 _SPACE: Final = re.compile(r"\s*")
 _NAME: Final = re.compile(r"""[^\s()"'=!<>:.,\\]+""")

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.service.app import create_app
+from cairn.service.filters.expressions import quote
 from cairn.service.filters.fields import CHECKPOINT_FIELDS
 from cairn.service.filters.order import parse_order
-from cairn.service.filters.quotes import quote
 from cairn.service.schemas import Checkpoint
 from cairn.service.settings import Settings
 from cairn.storage.runs.annotate import note_verified

@@ -11,8 +11,8 @@ from cairn.service.actions import failures as failures_actions
 from cairn.service.dashboard.page_routes import page_router
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import OrderBy, PageToken, PlaneDependency
+from cairn.service.filters.expressions import quote
 from cairn.service.filters.fields import RUN_FIELDS
-from cairn.service.filters.quotes import quote
 from cairn.service.filters.search import Search
 from cairn.service.routes.runs import page_of_runs
 from cairn.service.schemas import PLAIN_PATTERN, RetentionPolicy

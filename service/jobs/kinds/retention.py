@@ -51,22 +51,18 @@ def _delete(context: JobContext, request: Request) -> Result:
     if outcome.errors:
         raise outcome.errors[0]
     context.progress.set(message="done")
+    # From the store, over all executions of this operation.
+    tombstones = sorted(read_deletions(run, run.trashed()).items())
+    mark = _mark(context)
     return {
         "root": request["root"],
         "run": request["run"],
         "kept": sum(decision.keep for decision in outcome.decisions),
-        "deleted": _deleted_by(run, _mark(context)),
+        "deleted": [
+            _key(*key) for key, tombstone in tombstones if tombstone.reason.startswith(mark)
+        ],
         "refused": [{**_key(*key), "detail": why} for key, why in sorted(outcome.in_use.items())],
     }
-
-
-def _deleted_by(run: Run, mark: str) -> list[dict[str, int]]:
-    """Return the steps that this operation deleted, from the store, over all its runs."""
-    return [
-        _key(*key)
-        for key, tombstone in sorted(read_deletions(run, run.trashed()).items())
-        if tombstone.reason.startswith(mark)
-    ]
 
 
 def _mark(context: JobContext) -> str:

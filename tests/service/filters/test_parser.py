@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.service.errors import InvalidRequestError
-from cairn.service.filters.expressions import All, AnyOf, Comparison, Has, Not, Path
+from cairn.service.filters.expressions import All, AnyOf, Comparison, Has, Not, Path, quote
 from cairn.service.filters.fields import AUDIT_FIELDS, CHECKPOINT_FIELDS
 from cairn.service.filters.order import parse_order
 from cairn.service.filters.parser import MOST_CONDITIONS, parse_filter
-from cairn.service.filters.quotes import quote
 from cairn.service.filters.search import Search
 from tests.service.filters.expressions import filters
 

@@ -20,8 +20,8 @@ from cairn.service.dependencies import (
     OrderBy,
     PageToken,
 )
+from cairn.service.filters.expressions import quote
 from cairn.service.filters.fields import CHECKPOINT_FIELDS
-from cairn.service.filters.quotes import quote
 from cairn.service.filters.search import Search
 from cairn.service.routes.checkpoints import page_of_checkpoints
 from cairn.service.schemas import AVAILABLE, Checkpoint, CheckpointState, States
