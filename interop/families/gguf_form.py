@@ -147,7 +147,7 @@ class GGUFForm:
                 reads them; all of them are named.
         """
         where = f"metadata of a {self.architecture!r} GGUF"
-        metadata = {key: _one(key, value) for key, value in content.metadata.items()}
+        metadata = {key: _merge_layers(key, value) for key, value in content.metadata.items()}
         content = GGUFContent(metadata, content.shapes, content.read)
         sizes = required(metadata, tuple(self.sizes), where)
         if "token_embd.weight" not in content.shapes:
@@ -260,7 +260,7 @@ def refuse_own_head(content: GGUFContent, architecture: str) -> None:
         )
 
 
-def _one(key: str, value: Any) -> Any:
+def _merge_layers(key: str, value: Any) -> Any:
     """Return a list of equal numbers, one for each layer, as one number; else the value itself."""
     alike = isinstance(value, list) and value and all(number == value[0] for number in value)
     return value[0] if alike and key != _PATTERN else value

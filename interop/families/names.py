@@ -6,7 +6,7 @@ what its layers are called, and which of them lie fused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -15,7 +15,7 @@ from cairn.interop.config.decoder_layers import Layer, LayerKind, block_layers, 
 from cairn.interop.conversion.ops import RENAME, TRANSPOSE, Chain, Op, Split, SplitGroups, Stack
 from cairn.interop.conversion.rules import Rule, RuleTable
 
-__all__ = ["EXPERTS", "SANDWICH", "Fused", "Names", "fused_op", "qkv_by_group"]
+__all__ = ["EXPERTS", "SANDWICH", "Fused", "Names", "qkv_by_group"]
 
 
 EXPERTS: Mapping[str, str] = MappingProxyType(
@@ -171,11 +171,15 @@ class Names:
         config: DecoderConfig,
     ) -> list[Rule]:
         rules = []
+        sizes = tuple(layers[name].shape[-1] for name in fused.paths)
         for leaf in layers[fused.paths[0]].leaves:
+            op: Op = Chain((Split(sizes), self.kernel))
             if fused.op is not None:
                 op = fused.op(config, leaf)
-            else:
-                op = fused_op([layers[name] for name in fused.paths], leaf, self.kernel)
+            elif leaf == "bias":
+                op = Split(sizes)
+            elif self.kernel is RENAME:
+                op = Chain((RENAME, Split(sizes, axis=1)))
             suffix = "bias" if leaf == "bias" else "weight"
             paths = tuple(f"{block}/{name}/{leaf}" for name in fused.paths)
             rules.append(Rule(paths, (f"{prefix}.{fused.name}.{suffix}",), op))
@@ -206,13 +210,3 @@ def qkv_by_group(name: str) -> Fused:
         return groups if leaf == "bias" else Chain((groups, TRANSPOSE))
 
     return Fused(name, tuple(f"self_attn/{part}_proj" for part in "qkv"), split)
-
-
-def fused_op(layers: Sequence[Layer], leaf: str, kernel: Op) -> Op:
-    """Return the operation that splits a fused weight or bias by the layers' outputs."""
-    sizes = tuple(layer.shape[-1] for layer in layers)
-    if leaf == "bias":
-        return Split(sizes)
-    return (
-        Chain((kernel, Split(sizes, axis=1))) if kernel is RENAME else Chain((Split(sizes), kernel))
-    )

@@ -11,7 +11,6 @@ from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final
 
-from cairn.service.actions.plane import ControlPlane
 from cairn.service.errors import GateRefusedError
 from cairn.service.settings import Gate
 from cairn.storage.runs.annotate import annotation_of
@@ -69,11 +68,6 @@ class Candidate:
             **self.noted.entries(),
             "verified": self.noted.verified,
         }
-
-
-def gates_of(plane: ControlPlane, root: str, run: str, alias: str) -> list[Gate]:
-    """Return the gates of an alias."""
-    return [gate for gate in plane.settings.gates if gate.is_for_alias(root, run, alias)]
 
 
 def require_gates(gates: Sequence[Gate], candidate: Candidate) -> None:

@@ -173,8 +173,11 @@ class Sender:
             if row is None or due is None:
                 return
             tried = self._try(row, due)
-            failed = tried.error is not None
-            again = wait_after(due.attempts + 1, random.random()) if failed else None
+            again = None
+            if tried.error is not None and due.attempts < len(RETRY_SECONDS):
+                # The jitter spreads deliveries that failed together.
+                jitter = 1 + _SPREAD * (2 * random.random() - 1)
+                again = timedelta(seconds=RETRY_SECONDS[due.attempts] * jitter)
             state = note_try(self._catalog, due, tried, again=again)
             if state is DeliveryState.DEAD:
                 logger.warning(
@@ -209,19 +212,6 @@ class Sender:
         except Exception:  # the thread must survive: the next try may succeed
             logger.exception("events wait")
             self._stop.wait(POLL_SECONDS)
-
-
-def wait_after(tries: int, chance: float) -> timedelta | None:
-    """Return the delay after a number of tries; None: there is no other try.
-
-    Args:
-        tries: Number of tries so far.
-        chance: Random number from 0 to 1 for the jitter, which spreads deliveries that failed
-            together.
-    """
-    if tries > len(RETRY_SECONDS):
-        return None
-    return timedelta(seconds=RETRY_SECONDS[tries - 1] * (1 + _SPREAD * (2 * chance - 1)))
 
 
 def _name_of(settings: Settings) -> WorkerName:
