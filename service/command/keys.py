@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from cairn.service.command.data_folder import administered
-from cairn.service.command.options import DataOption, console, errors, parse_duration
+from cairn.service.command.options import DataOption, administered, console, errors, parse_duration
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
 from cairn.service.command.secret_files import SecretFileOption, secret_file

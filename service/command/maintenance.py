@@ -5,8 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
-from cairn.service.command.data_folder import administered
-from cairn.service.command.options import DataOption
+from cairn.service.command.options import DataOption, administered
 from cairn.service.command.output.documents import JsonOption, print_document
 
 maintenance_app: Final = typer.Typer()

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -20,6 +20,9 @@ from cairn.service.command.watch import (
 from cairn.service.schemas import Operation
 from cairn.storage.errors import UnsupportedFormatError
 from cairn.storage.safetensors.sizes import parse_size
+
+if TYPE_CHECKING:
+    from cairn.service.settings import Settings  # imported late: it takes a while
 
 console: Final = Console(highlight=False, markup=False)
 errors: Final = Console(stderr=True, highlight=False, markup=False)
@@ -137,6 +140,20 @@ SIZE: Final[dict[str, Any]] = {"metavar": "SIZE", "parser": _as_size}
 
 TIME: Final[dict[str, Any]] = {"metavar": "TIME", "parser": parse_duration}
 """Arguments of `typer.Option` for a duration; the command gets seconds."""
+
+
+def administered(data_dir: Path | None) -> "Settings":
+    """Load the settings of the server to administer; print its store if the caller named none.
+
+    Raises:
+        SettingsError: A setting cannot work, or there are several servers to choose from.
+    """
+    from cairn.service.settings import load_administered
+
+    settings, owner = load_administered(data_dir)
+    if owner is not None:
+        errors.print(f"Of the store {owner}, in {settings.data_dir}", soft_wrap=True, markup=False)
+    return settings
 
 
 def report(client: Client, operation: Operation, watch: bool, json: bool) -> None:
