@@ -15,7 +15,7 @@ StorageError
 ├── RecordNotLostError (ValueError)         a request to forget a record that is not lost
 ├── TreeMismatchError (ValueError)          requested and stored tree differ; lists all differences
 ├── IteratorMismatchError (ValueError)      data iterators can't resume at a step; lists all
-├── UnsupportedLeafError (TypeError)        a leaf that can't be stored
+├── UnsupportedLeafError (TypeError and ValueError)  a leaf that can't be stored
 ├── CorruptionError                         bytes that fail their check
 │   └── ConfinementError                    a link that leads out of its run
 ├── SourceRefusedError                      files of an imported step outside the allowed folders
@@ -171,8 +171,8 @@ class RecordNotLostError(StorageError, ValueError):
     """The record to forget is intact, or can be rebuilt."""
 
 
-class UnsupportedLeafError(StorageError, TypeError):
-    """A leaf of the tree can't be stored."""
+class UnsupportedLeafError(StorageError, TypeError, ValueError):
+    """A leaf of the tree can't be stored; Orbax raises either of the two for one."""
 
 
 class TreeMismatchError(StorageError, ValueError):

@@ -20,7 +20,17 @@ from cairn.storage.arrays.orbax_tree import array_name
 from cairn.storage.errors import TreeMismatchError, UnsupportedLeafError
 from cairn.storage.store.uri import is_text
 
-__all__ = ["difference", "flatten", "holds", "is_variable", "nest", "paths", "unflatten", "unnest"]
+__all__ = [
+    "child_nodes",
+    "difference",
+    "flatten",
+    "holds",
+    "is_variable",
+    "nest",
+    "paths",
+    "unflatten",
+    "unnest",
+]
 
 
 def flatten(tree: Any) -> dict[str, Any]:
@@ -194,7 +204,7 @@ class _Walk:
             self._open_variable(node, prefix)
             return
         else:
-            children = [(_segment(key), child) for key, child in _children(node)]
+            children = child_nodes(node)
         kinds, segments, paths, leaves = self._kinds, self._segments, self.paths, self.leaves
         for key, child in children:
             path = prefix + (segments.get(key) or self._checked(key, prefix))
@@ -230,7 +240,7 @@ class _Walk:
 
     def _open_variable(self, variable: Any, prefix: str) -> None:
         """Traverse a Variable, whose value has the Variable's own path."""
-        for _, child in _children(variable):
+        for _, child in child_nodes(variable):
             kind = self._kind_of(child)
             if kind is _Kind.LEAF:
                 self.containers.discard(prefix[:-1])
@@ -272,10 +282,10 @@ _KINDS: Final = {
 }
 
 
-def _children(node: Any) -> list[tuple[Any, Any]]:
+def child_nodes(node: Any) -> list[tuple[str, Any]]:
     """Return (key, child) of a node, as JAX flattens it."""
     opened = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda inner: inner is not node)[0]
-    return [(key, child) for (key,), child in opened]
+    return [(_segment(key), child) for (key,), child in opened]
 
 
 def is_variable(node: Any) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from operator import itemgetter
 from types import TracebackType
 from typing import Any, NamedTuple, Self, SupportsIndex
 
@@ -32,12 +33,14 @@ from cairn.state.checkpointing.skipped_steps import record_skipped
 from cairn.state.drop_in.item_args import (
     SINGLE_ITEM,
     TreeTarget,
+    in_layouts,
     kinds_of,
     legacy_args,
     restore_items,
     save_items,
     tree_target,
 )
+from cairn.state.drop_in.single_values import VALUE, as_tree_args, from_json
 from cairn.state.drop_in.step_policies import (
     PolicyStep,
     check_options,
@@ -83,6 +86,7 @@ class _RestoreRequest(NamedTuple):
         trees: to restore into, by name.
         json: the items of JSON.
         iterators: to set, by name.
+        finish: makes of a restored item what is given back, by name.
         single: the only item is given back by itself.
     """
 
@@ -90,6 +94,7 @@ class _RestoreRequest(NamedTuple):
     trees: dict[str, TreeTarget]
     json: dict[str, Any]
     iterators: dict[str, Any]
+    finish: dict[str, Callable[[Any], Any]]
     single: bool
 
     def same(self) -> dict[str, list[str]]:
@@ -355,8 +360,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             save_kwargs: without `args`: more for each item, such as `save_args`.
             metrics: numbers by name.
             force: save also if the step is not due.
-            args: `StandardSave`, `PyTreeSave`, `JsonSave` or Grain's `CheckpointSave`, or a
-                `Composite` of them by name.
+            args: `StandardSave`, `PyTreeSave`, `JsonSave`, `ArraySave`, `JaxRandomKeySave`,
+                `NumpyRandomKeySave` or Grain's `CheckpointSave`, or a `Composite` of them by name.
             custom_metadata: JSON to keep with the step.
 
         Returns:
@@ -397,8 +402,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         # Asks the caller's functions: before anything is begun, and once for all processes.
         numbers, when, doomed = agreement.agree(self._decide, number, created, metrics)
         meta = as_meta(
-            json=to_save.json,
-            single=to_save.single,
+            to_save,
             custom_metadata=dict(custom_metadata or {}),
             metadata=self._run_metadata(),
         )
@@ -635,9 +639,9 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             items: without `args`: a tree to restore into, or trees by name.
             restore_kwargs: without `args`: more for each item, such as `restore_args`.
             directory: another run's folder.
-            args: `StandardRestore`, `PyTreeRestore`, `JsonRestore` or Grain's `CheckpointRestore`,
-                or a `Composite` of them by name. Without any, or with None for a name: as saved, in
-                plain dicts, and without iterators.
+            args: `StandardRestore`, `PyTreeRestore`, `JsonRestore` and the others that belong to
+                the arguments of `save`, or a `Composite` of them by name. Without any, or with None
+                for a name: as saved, in lists and plain dicts, and without iterators.
 
         Returns:
             The item; or a `Composite` of the items, if they have names.
@@ -676,6 +680,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
                 iterators=request.iterators,
             )
         restored = {**trees, **request.json, **request.iterators}
+        for name, finish in request.finish.items():
+            restored[name] = finish(restored[name])
         in_order = {name: restored[name] for name in request.names}
         if request.single and len(in_order) == 1:
             return next(iter(in_order.values()))
@@ -702,6 +708,15 @@ class CheckpointManager(policies.AbstractCheckpointManager):
                 info.step,
                 ", ".join(map(repr, left)),
             )
+        finish: dict[str, Callable[[Any], Any]] = {}
+        for name, item_args in by_item.items():
+            if kinds[name] == "numpy state":
+                finish[name] = from_json
+            elif kinds[name] in ("array", "jax key"):
+                finish[name] = itemgetter(VALUE)
+                by_item[name] = as_tree_args(item_args)
+            elif kinds[name] == "tree":
+                finish[name] = partial(in_layouts, item_args=item_args)
         return _RestoreRequest(
             names=list(by_item),
             trees={
@@ -710,17 +725,19 @@ class CheckpointManager(policies.AbstractCheckpointManager):
                     stored.leaves(name),
                     stored.texts(name),
                     name=name,
-                    metadata=partial(stored.metadata, name),
+                    containers=partial(stored.containers, name),
+                    metadata=partial(stored.placements, name),
                 )
                 for name, item_args in by_item.items()
-                if kinds[name] == "tree"
+                if kinds[name] in ("tree", "array", "jax key")
             },
-            json={name: stored.json[name] for name in by_item if kinds[name] == "json"},
+            json={name: stored.json[name] for name in by_item if name in stored.json},
             iterators={
                 name: item_args.item
                 for name, item_args in by_item.items()
                 if kinds[name] == "iterator"
             },
+            finish=finish,
             single=stored.single if args is None else not isinstance(args, ocp.args.Composite),
         )
 
@@ -754,7 +771,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         info = self._listed(step)
         stored = StoredItems(self._run, info)
         items: Any = {
-            name: stored.metadata(name) if kind == "tree" else None
+            name: stored.metadata(name) if kind in ("tree", "array", "jax key") else None
             for name, kind in stored.kinds.items()
         }
         saved = int(from_rfc3339(info.created or "").timestamp() * 1e9)

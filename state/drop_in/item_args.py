@@ -16,7 +16,16 @@ import orbax.checkpoint as ocp
 
 from cairn.state.checkpointing.leaf_forms import is_key_dtype
 from cairn.state.checkpointing.modules import open_modules
-from cairn.state.checkpointing.trees import flatten, nest
+from cairn.state.checkpointing.trees import flatten
+from cairn.state.drop_in.containers import Containers, is_empty
+from cairn.state.drop_in.single_values import (
+    RESTORE_ARGS,
+    VALUE,
+    SingleValue,
+    as_json,
+    kind_of,
+    problem_of,
+)
 from cairn.storage.errors import TreeMismatchError, UnsupportedFormatError
 
 __all__ = [
@@ -24,6 +33,7 @@ __all__ = [
     "Kind",
     "SaveItems",
     "TreeTarget",
+    "in_layouts",
     "restore_items",
     "save_items",
     "tree_target",
@@ -35,7 +45,14 @@ SINGLE_ITEM: Final = "state"
 _TREE_SAVES: Final = (ocp.args.StandardSave, ocp.args.PyTreeSave)
 _TREE_RESTORES: Final = (ocp.args.StandardRestore, ocp.args.PyTreeRestore)
 _JSON_HANDLERS: Final = (ocp.JsonCheckpointHandler,)
-_HELD: Final[Mapping["Kind", str]] = {"tree": "a tree", "json": "JSON", "iterator": "an iterator"}
+_HELD: Final[Mapping["Kind", str]] = {
+    "tree": "a tree",
+    "json": "JSON",
+    "iterator": "an iterator",
+    "array": "an array",
+    "jax key": "a random key of JAX",
+    "numpy state": "a state of NumPy's generator",
+}
 _ONE_ITERATOR: Final = (
     "expected one of this process; Grain's ElasticIterator goes on with another number of them"
 )
@@ -46,9 +63,14 @@ _TARGETS: Final = (
 """Leaves of targets that say what to make."""
 
 _TREE_HANDLERS: Final = (ocp.PyTreeCheckpointHandler, ocp.StandardCheckpointHandler)
+_VALUE_HANDLERS: Final = (
+    ocp.ArrayCheckpointHandler,
+    ocp.JaxRandomKeyCheckpointHandler,
+    ocp.NumpyRandomKeyCheckpointHandler,
+)
 
 
-Kind = Literal["tree", "json", "iterator"]
+Kind = Literal["tree", "json", "iterator"] | SingleValue
 """Kind of an item; an iterator is one of Grain's, whose arguments are Grain's own."""
 
 
@@ -59,12 +81,16 @@ class SaveItems(NamedTuple):
         trees: by name.
         json: by name.
         iterators: by name.
+        values: the kind of each item of `trees` or `json` that is one value, by name.
+        custom_metadata: of items that have some, by name.
         single: it is one item, that was given without a name.
     """
 
     trees: dict[str, Any]
     json: dict[str, Any]
     iterators: dict[str, Any]
+    values: dict[str, SingleValue]
+    custom_metadata: dict[str, Any]
     single: bool
 
 
@@ -85,6 +111,8 @@ def save_items(args: Any, names: Collection[str] | None, is_single: bool | None)
     trees: dict[str, Any] = {}
     texts: dict[str, Any] = {}
     iterators: dict[str, Any] = {}
+    values: dict[str, SingleValue] = {}
+    custom_metadata: dict[str, Any] = {}
     problems = [] if named else ["a Composite of nothing"]
     if is_single is not None and single is not is_single:
         kind = "one item without a name" if is_single else "a Composite of items with names"
@@ -103,10 +131,25 @@ def save_items(args: Any, names: Collection[str] | None, is_single: bool | None)
         elif isinstance(item_args, _TREE_SAVES):
             problems += [f"{name}: {problem}" for problem in _not_stored(item_args)]
             trees[name] = _in_dtypes(item_args.item, item_args.save_args)
+            if item_args.custom_metadata is not None:
+                custom_metadata[name] = item_args.custom_metadata
+        elif (value := kind_of(item_args)) is not None:
+            values[name] = value
+            problem = problem_of(value, item_args.item)
+            problems += [f"{name}: {problem}"] if problem else []
+            if value == "numpy state":
+                texts[name] = as_json(item_args.item)
+            else:
+                save_args = item_args.save_args and {VALUE: item_args.save_args}
+                trees[name] = _in_dtypes({VALUE: item_args.item}, save_args)
         else:
             problems.append(f"{name}: {_kind(item_args)}")
-    _refuse(problems, "StandardSave, PyTreeSave, JsonSave or Grain's CheckpointSave for each item")
-    return SaveItems(trees, texts, iterators, single)
+    _refuse(
+        problems,
+        "StandardSave, PyTreeSave, JsonSave, ArraySave, JaxRandomKeySave, NumpyRandomKeySave or "
+        "Grain's CheckpointSave for each item",
+    )
+    return SaveItems(trees, texts, iterators, values, custom_metadata, single)
 
 
 def _of_grain(name: str) -> tuple[type[Any], ...]:
@@ -145,8 +188,6 @@ def _own_iterator(item: Any) -> tuple[Any, str]:
 
 def _not_stored(item_args: Any) -> list[str]:
     problems = []
-    if item_args.custom_metadata is not None:
-        problems.append("custom_metadata of one item; give it to save() for the step")
     if item_args.item is None or jax.tree_util.all_leaves([item_args.item]):
         problems.append(f"{type(item_args.item).__name__} alone; put it into a dict")
     return problems
@@ -157,7 +198,7 @@ def _in_dtypes(tree: Any, save_args: Any) -> Any:
     if save_args is None:
         return tree
     structure: Any
-    leaves, structure = jax.tree.flatten(tree, is_leaf=_is_empty)
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_empty)
     leaf_args: list[Any] = []
     mismatch: Any = None
     try:
@@ -165,7 +206,7 @@ def _in_dtypes(tree: Any, save_args: Any) -> Any:
     except ValueError as exc:
         mismatch = exc
     pairs = [*zip(leaves, leaf_args, strict=False)]
-    odd = (args for leaf, args in pairs if not (_is_empty(leaf) and _is_empty(args)))
+    odd = (args for leaf, args in pairs if not (is_empty(leaf) and is_empty(args)))
     mismatch = mismatch or next(
         (args for args in odd if not isinstance(args, ocp.SaveArgs | None)), None
     )
@@ -178,15 +219,10 @@ def _in_dtypes(tree: Any, save_args: Any) -> Any:
             next_step="Make them with jax.tree.map over the item.",
         )
     cast = [
-        leaf if _is_empty(leaf) or not args or args.dtype is None else _cast(leaf, args.dtype)
+        leaf if is_empty(leaf) or not args or args.dtype is None else _cast(leaf, args.dtype)
         for leaf, args in pairs
     ]
     return jax.tree.unflatten(structure, cast)
-
-
-def _is_empty(node: Any) -> bool:
-    """Return True for None and empty containers: Orbax stores no leaf for them."""
-    return node is None or (isinstance(node, Mapping | list | tuple) and not node)
 
 
 def _cast(leaf: Any, dtype: Any) -> Any:
@@ -223,6 +259,7 @@ def restore_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) 
     taken: dict[Kind, tuple[type[Any], ...]] = {
         "tree": _TREE_RESTORES,
         "json": (ocp.args.JsonRestore,),
+        **{kind: (restore,) for kind, restore in RESTORE_ARGS.items()},
     }
     problems = []
     for name, item_args in named.items():
@@ -240,7 +277,8 @@ def restore_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) 
             problems += [f"{name}: {problem}" for problem in _not_read(item_args)]
     _refuse(
         problems,
-        "StandardRestore or PyTreeRestore for each tree, JsonRestore for JSON, Grain's "
+        "StandardRestore or PyTreeRestore for each tree, JsonRestore for JSON, ArrayRestore, "
+        "JaxRandomKeyRestore or NumpyRandomKeyRestore for what was saved so, Grain's "
         "CheckpointRestore for iterators",
     )
     return named
@@ -251,8 +289,6 @@ def _not_read(item_args: Any) -> list[str]:
     here = {"process_index": int(jax.process_index()), "process_count": int(jax.process_count())}
     if any(getattr(item_args, name, None) not in (None, own) for name, own in here.items()):
         problems.append(f"process_index and process_count of other processes, {_ONE_ITERATOR}")
-    if isinstance(item_args, ocp.args.StandardRestore) and item_args.support_layout:
-        problems.append("support_layout; arrays have the layout that JAX gives them")
     if not isinstance(item_args, ocp.args.PyTreeRestore):
         return problems
     if item_args.transforms is not None or item_args.legacy_transform_fn is not None:
@@ -299,7 +335,9 @@ def kinds_of(handlers: Mapping[str, Any]) -> dict[str, bool | None]:
     problems = []
     for name, entry in handlers.items():
         handler = getattr(entry, "handler", entry)  # a checkpointer has one
-        if handler is None or isinstance(handler, _of_grain("CheckpointHandler")):
+        if handler is None or isinstance(
+            handler, (*_VALUE_HANDLERS, *_of_grain("CheckpointHandler"))
+        ):
             kinds[name] = None
         elif isinstance(handler, _TREE_HANDLERS):
             kinds[name] = True
@@ -344,15 +382,17 @@ def tree_target(
     texts: Collection[str],
     *,
     name: str,
+    containers: Callable[[], Containers],
     metadata: Callable[[], Any],
 ) -> TreeTarget:
     """Return the target of a tree to restore.
 
     Args:
-        item_args: Orbax's arguments for it; None to have it as it was saved, in plain dicts.
+        item_args: Orbax's arguments for it; None to have it as it was saved, in lists and dicts.
         stored: logical shape and dtype of each leaf by path.
         texts: paths of leaves that are text.
         name: the item's.
+        containers: gives the containers in which the leaves were saved.
         metadata: gives Orbax's metadata of the item.
 
     Raises:
@@ -367,7 +407,8 @@ def tree_target(
     if item is None:
         item = restore_args
     if item is None:
-        item = nest({**stored, **dict.fromkeys(texts, "")})
+        saved = containers()
+        item = saved.nest({**stored, **saved.numbers_in(stored), **dict.fromkeys(texts, "")})
     opened = open_modules({name: item})
     tree = opened.trees[name]
     leaves = flatten(tree)
@@ -411,14 +452,29 @@ def tree_target(
     return TreeTarget(opened.close({**opened.trees, name: filled})[name], gaps)
 
 
+def in_layouts(tree: Any, item_args: Any) -> Any:
+    """Return the restored tree in the device layouts that `support_layout` asks for."""
+    is_standard = isinstance(item_args, ocp.args.StandardRestore)
+    if not is_standard or not item_args.support_layout or item_args.item is None:
+        return tree
+
+    def put(leaf: Any, target: Any) -> Any:
+        layout = getattr(target, "format", None)
+        if not isinstance(leaf, jax.Array) or getattr(layout, "layout", None) is None:
+            return leaf
+        return jax.device_put(leaf, layout)
+
+    return jax.tree.map(put, tree, item_args.item)
+
+
 def _empty_places(tree: Any) -> set[str]:
     """Return the paths at which a tree has None, an empty container or a placeholder.
 
     As with Orbax, a leaf that is stored there is not read, and the place stays as it is.
     """
-    if _is_empty(tree):
+    if is_empty(tree):
         return set()
-    marked = jax.tree.map(lambda node: ... if _is_empty(node) else node, tree, is_leaf=_is_empty)
+    marked = jax.tree.map(lambda node: ... if is_empty(node) else node, tree, is_leaf=is_empty)
     return {path for path, leaf in flatten(marked).items() if leaf is ...}
 
 
@@ -486,7 +542,7 @@ def _target_of(
         if problem:
             problems.append(f"{path}: {problem}")
             return leaf
-    if on_host and kind is None and isinstance(leaf, int | float | complex):
+    if on_host and kind is None and not shape and isinstance(leaf, int | float | complex):
         return leaf  # a number has no dtype: it comes back as the number that it was
     if on_host:
         return np.broadcast_to(np.zeros((), dtype), shape)  # a shape and a dtype; no memory

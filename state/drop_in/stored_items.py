@@ -7,8 +7,12 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from cairn.state.checkpointing.modules import open_modules
 from cairn.state.checkpointing.restore import open_step, read_meta, stored_tree
-from cairn.state.drop_in.item_args import SINGLE_ITEM, Kind
+from cairn.state.checkpointing.trees import flatten
+from cairn.state.drop_in.containers import Containers
+from cairn.state.drop_in.item_args import SINGLE_ITEM, Kind, SaveItems
+from cairn.state.drop_in.single_values import VALUE
 from cairn.storage.arrays.orbax_tree import (
     META_ITEM,
     OLD_ROOT_METADATA,
@@ -30,15 +34,23 @@ _UNNAMED: Final = ("default", "")
 
 
 def as_meta(
-    *,
-    json: Mapping[str, Any],
-    single: bool,
-    custom_metadata: Mapping[str, Any],
-    metadata: Mapping[str, Any],
+    items: SaveItems, *, custom_metadata: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the JSON to save with a step: all that is no tree, for `StoredItems`."""
-    own = {"json": json, "single": single, "custom_metadata": custom_metadata, "metadata": metadata}
-    return {_META_KEY: own}
+    opened = open_modules(items.trees).trees
+    containers = {name: Containers.of(tree).to_json() for name, tree in opened.items()}
+    own = {
+        "json": items.json,
+        "single": items.single,
+        "custom_metadata": custom_metadata,
+        "metadata": metadata,
+    }
+    parts = {
+        "values": items.values,
+        "item_metadata": items.custom_metadata,
+        "containers": {name: part for name, part in containers.items() if part},
+    }
+    return {_META_KEY: own | {name: part for name, part in parts.items() if part}}
 
 
 class StoredItems:
@@ -69,6 +81,7 @@ class StoredItems:
             **dict.fromkeys(trees, "tree"),
             **dict.fromkeys(self.json, "json"),
             **dict.fromkeys(self._reader.iterators, "iterator"),
+            **own.get("values", {}),
         }
 
     def _own(self) -> dict[str, Any]:
@@ -124,8 +137,37 @@ class StoredItems:
         """Return the paths of the leaves of a tree that are text."""
         return self._reader.texts(tree).keys()
 
+    def containers(self, tree: str) -> Containers:
+        """Return the containers in which a tree was saved."""
+        if self._plain is not None:
+            return Containers.of(self.placements(tree).tree)
+        return Containers.from_json(self._kept.get("containers", {}).get(tree, {}))
+
     def metadata(self, tree: str) -> Any:
-        """Return Orbax's metadata of a tree: shape, dtype and sharding of each leaf as stored."""
+        """Return Orbax's metadata of a tree: shape, dtype and sharding of each leaf as stored.
+
+        A tree that is one array or key has that leaf's.
+        """
+        metadata = self.placements(tree)
+        if tree in self._kept.get("values", {}):
+            return metadata.tree[VALUE]
+        if self._plain is not None:
+            return metadata
+        leaves = flatten(metadata.tree)
+        containers = self.containers(tree)
+        for path in containers.numbers_in(leaves):
+            leaf = leaves[path]
+            leaves[path] = ocp.metadata.value.ScalarMetadata(
+                name=leaf.name, directory=leaf.directory, dtype=leaf.dtype
+            )
+        return type(metadata).build(
+            containers.nest(leaves),
+            custom_metadata=self._kept.get("item_metadata", {}).get(tree),
+            use_zarr3=metadata.use_zarr3,
+        )
+
+    def placements(self, tree: str) -> Any:
+        """Return Orbax's metadata of a tree as its files say it: where each leaf was."""
         name = tree if self._plain is None else self._plain.trees[tree]
         folder = self._folder / name if name else self._folder
         return ocp.PyTreeCheckpointHandler().metadata(epath.Path(folder.orbax_path()))

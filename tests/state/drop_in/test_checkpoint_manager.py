@@ -435,10 +435,13 @@ def test_options_without_a_meaning_are_named_in_the_log(
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        (lambda: args.ArraySave(jnp.ones(3)), "state: ArraySaveArgs"),
-        (lambda: args.Composite(a=args.JaxRandomKeySave(jax.random.key(0))), "a: JaxRandomKeySave"),
+        (lambda: args.ProtoSave(None), "state: ProtoSaveArgs"),
+        (
+            lambda: args.Composite(a=args.JaxRandomKeySave(np.ones(2))),
+            "a: ndarray is no key of JAX",
+        ),
+        (lambda: args.NumpyRandomKeySave([1]), "state: list is no state of NumPy's generator"),
         (lambda: args.StandardSave(jnp.ones(3)), "put it into a dict"),
-        (lambda: args.StandardSave(TREE, custom_metadata={"a": 1}), "custom_metadata"),
     ],
 )
 def test_items_of_other_kinds_are_refused_by_name(tmp_path: Path, given: Any, named: str) -> None:

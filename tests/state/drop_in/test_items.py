@@ -12,9 +12,16 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from flax.training.train_state import TrainState
+from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from cairn import CheckpointManager, TreeMismatchError, UnsupportedFormatError
+from cairn import (
+    Checkpointer,
+    CheckpointManager,
+    TreeMismatchError,
+    UnsupportedFormatError,
+    adopt,
+)
 from tests.devices import xla_flags
 from tests.programs.program import run as run_program
 from tests.storage.states import assert_same
@@ -65,20 +72,119 @@ def test_without_a_target_leaves_come_back_on_host_or_device_as_they_were_saved(
     for manager in (ocp.CheckpointManager, CheckpointManager):
         folder = tmp_path / manager.__module__
         save(manager, folder, args.StandardSave(MIXED))
-        found.append(kinds({**restore(manager, folder, wanted), "none": None}))
+        found.append(kinds(restore(manager, folder, wanted)))
     assert found[0] == found[1]
 
 
+CONTAINERS = {
+    "numbers": NUMBERS,
+    "lists": [1, None, [], {"a/b": (jnp.ones(2), {})}, [[np.zeros(3)]]],
+    "tuple": (),
+    "optimizer": optax.adamw(1e-2).init({"w": jnp.ones(2)}),
+    "state": train_state(),
+    "ints": {1: jnp.ones(1), 0: jnp.zeros(1)},
+}
+
+
+@pytest.mark.parametrize("tree", [CONTAINERS, [jnp.ones(2), {"a": 1}, None]], ids=["dict", "list"])
 @pytest.mark.parametrize("wanted", [None, args.PyTreeRestore()])
-def test_without_a_target_numbers_come_back_as_numpy_has_them(tmp_path: Path, wanted: Any) -> None:
-    save(CheckpointManager, tmp_path / "run", args.PyTreeSave(NUMBERS))
-    found = restore(CheckpointManager, tmp_path / "run", wanted)
-    assert found == NUMBERS
-    assert {name: found[name].dtype for name in found} == {
-        "epoch": np.int64,
-        "rate": np.float64,
-        "done": np.bool_,
+def test_without_a_target_containers_and_numbers_come_back_as_with_orbax(
+    tmp_path: Path, wanted: Any, tree: Any
+) -> None:
+    trees, descriptions = [], []
+    for manager in (ocp.CheckpointManager, CheckpointManager):
+        with manager(tmp_path / manager.__module__) as opened:
+            opened.save(1, args=args.PyTreeSave(tree))
+            opened.wait_until_finished()
+            trees.append(opened.restore(1, args=wanted))
+            described = opened.item_metadata(1)
+            descriptions.append(jax.tree.map(lambda leaf: (type(leaf), leaf.dtype), described.tree))
+    assert kinds(trees[1]) == kinds(trees[0])
+    assert_same(trees[1], trees[0])
+    assert descriptions[1] == descriptions[0]
+
+
+def test_containers_of_an_imported_step_come_back_as_with_orbax(tmp_path: Path) -> None:
+    save(ocp.CheckpointManager, tmp_path / "old", args.PyTreeSave(CONTAINERS))
+    imported = restore(CheckpointManager, adopt(tmp_path / "old").run, None)
+    expected = restore(ocp.CheckpointManager, tmp_path / "old", args.PyTreeRestore())
+    assert kinds(imported) == kinds(expected)
+    assert_same(imported, expected)
+
+
+def test_a_step_of_the_checkpointer_comes_back_in_plain_dicts(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(1, {"state": {"list": [jnp.ones(2), None, 3]}})
+    restored = restore(CheckpointManager, tmp_path / "run", None)
+    assert jax.tree.map(np.shape, restored.state) == {"list": {"0": (2,), "2": ()}}
+
+
+def test_an_items_custom_metadata_comes_back_with_its_description(tmp_path: Path) -> None:
+    items = {
+        "a": args.StandardSave({"w": jnp.ones(2)}, custom_metadata={"run": "a", "n": [1, 2]}),
+        "b": args.PyTreeSave({"w": jnp.ones(2)}, custom_metadata={"run": "b"}),
+        "c": args.PyTreeSave({"w": jnp.ones(2)}),
     }
+    for manager in (ocp.CheckpointManager, CheckpointManager):
+        with manager(tmp_path / manager.__module__) as opened:
+            opened.save(1, args=args.Composite(**items))
+            opened.wait_until_finished()
+            restored = opened.restore(
+                1, args=args.Composite(a=args.StandardRestore(), b=args.PyTreeRestore())
+            )
+            described = opened.item_metadata(1)
+        assert kinds(restored["a"]) == kinds({"w": jnp.ones(2)})
+        assert described["a"].custom_metadata == {"run": "a", "n": [1, 2]}
+        assert described["b"].custom_metadata == {"run": "b"}
+        assert described["c"].custom_metadata is None
+
+
+ROTATED = jax.random.key(4, impl="rbg")
+VALUES = {
+    "array": (args.ArraySave(jax.device_put(jnp.arange(8.0), split())), args.ArrayRestore()),
+    "host": (args.ArraySave(np.arange(3, dtype=np.int8)), args.ArrayRestore()),
+    "number": (args.ArraySave(5), args.ArrayRestore()),
+    "half": (
+        args.ArraySave(jnp.arange(3.0), ocp.SaveArgs(dtype=np.dtype(np.float16))),
+        args.ArrayRestore(restore_args=ocp.RestoreArgs(restore_type=np.ndarray)),
+    ),
+    "typed": (args.JaxRandomKeySave(jax.random.key(3)), args.JaxRandomKeyRestore()),
+    "untyped": (args.JaxRandomKeySave(jax.random.PRNGKey(3)), args.JaxRandomKeyRestore()),
+    "tuple": (args.NumpyRandomKeySave(np.random.get_state()), args.NumpyRandomKeyRestore()),
+    "dict": (
+        args.NumpyRandomKeySave(np.random.get_state(legacy=False)),
+        args.NumpyRandomKeyRestore(),
+    ),
+}
+
+
+def test_items_that_are_one_value_come_back_as_with_orbax(tmp_path: Path) -> None:
+    to_save = args.Composite(**{name: pair[0] for name, pair in VALUES.items()})
+    to_restore = args.Composite(**{name: pair[1] for name, pair in VALUES.items()})
+    trees = []
+    for manager in (ocp.CheckpointManager, CheckpointManager):
+        save(manager, tmp_path / manager.__module__, to_save)
+        trees.append(dict(restore(manager, tmp_path / manager.__module__, to_restore).items()))
+    assert kinds(trees[1]) == kinds(trees[0])
+    assert_same(trees[1], trees[0])
+    without_args = dict(restore(CheckpointManager, tmp_path / manager.__module__, None).items())
+    assert_same(without_args, trees[1])
+
+
+@pytest.mark.parametrize("key", [ROTATED, jax.random.split(ROTATED, 3)], ids=["one", "many"])
+def test_a_key_of_another_kind_keeps_it(tmp_path: Path, key: Any) -> None:
+    save(CheckpointManager, tmp_path / "run", args.JaxRandomKeySave(key))
+    for wanted in (None, args.JaxRandomKeyRestore()):
+        restored = restore(CheckpointManager, tmp_path / "run", wanted)
+        assert_same({"key": restored}, {"key": key})
+
+
+def test_a_value_is_restored_by_the_arguments_of_its_kind(tmp_path: Path) -> None:
+    save(CheckpointManager, tmp_path / "run", args.ArraySave(jnp.ones(2)))
+    with pytest.raises(UnsupportedFormatError, match="StandardRestoreArgs for an array"):
+        restore(CheckpointManager, tmp_path / "run", args.StandardRestore())
+    with CheckpointManager(tmp_path / "run") as manager:
+        assert manager.item_metadata(1).shape == (2,)
 
 
 def test_numbers_in_the_item_come_back_as_numbers_as_with_orbax(tmp_path: Path) -> None:
@@ -293,7 +399,7 @@ def test_save_args_at_places_without_a_leaf_say_nothing_as_with_orbax(tmp_path: 
     for manager in (ocp.CheckpointManager, CheckpointManager):
         save(manager, tmp_path / manager.__module__, given)
         found.append(kinds(restore(manager, tmp_path / manager.__module__, None)))
-    assert found[1] == {name: found[0][name] for name in ("a", "b")}
+    assert found[1] == found[0]
 
 
 def test_a_partial_restore_gives_what_the_target_names_as_with_orbax(tmp_path: Path) -> None:
@@ -334,11 +440,17 @@ def test_a_partial_restore_misses_nothing_that_the_target_names(tmp_path: Path) 
     )
 
 
-def test_layouts_are_refused_not_left_out(tmp_path: Path) -> None:
-    save(CheckpointManager, tmp_path / "run", args.StandardSave({"a": jnp.ones(2)}))
-    wanted = args.StandardRestore({"a": jnp.ones(2)}, support_layout=True)
-    with pytest.raises(UnsupportedFormatError, match="state: support_layout"):
-        restore(CheckpointManager, tmp_path / "run", wanted)
+def test_layouts_of_a_target_are_followed_where_they_are_asked_for(tmp_path: Path) -> None:
+    array = jax.device_put(jnp.arange(32.0).reshape(8, 4), split())
+    layout = Format(Layout((1, 0)), array.sharding)
+    abstract = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=layout)
+    save(CheckpointManager, tmp_path / "run", args.StandardSave({"a": array, "n": None}))
+    for target in (abstract, jax.device_put(array, layout)):
+        for support_layout, expected in ((True, layout), (False, array.format)):
+            wanted = args.StandardRestore({"a": target, "n": None}, support_layout=support_layout)
+            restored = restore(CheckpointManager, tmp_path / "run", wanted)["a"]
+            assert restored.format.layout.major_to_minor == expected.layout.major_to_minor
+            assert np.array_equal(restored, array)
 
 
 def test_a_composite_without_items_gives_all_items_as_orbax_does(tmp_path: Path) -> None:
@@ -359,7 +471,7 @@ def test_save_args_beside_leaves_that_are_none_are_followed(tmp_path: Path) -> N
     save_args = {"a": half, "none": None, "b": [None, None], "n": half}
     save(CheckpointManager, tmp_path / "run", args.PyTreeSave(tree, save_args=save_args))
     found = restore(CheckpointManager, tmp_path / "run", None)
-    assert (found["a"].dtype, found["b"]["0"].dtype, found["n"].dtype) == (
+    assert (found["a"].dtype, found["b"][0].dtype, found["n"].dtype) == (
         np.float16,
         np.float32,
         np.float16,

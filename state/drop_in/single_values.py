@@ -1,0 +1,87 @@
+"""Items that are one value: an array, a random key of JAX, the state of NumPy's generator.
+
+An array or a key is stored as a tree of one leaf, NumPy's state as JSON.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+__all__ = [
+    "RESTORE_ARGS",
+    "VALUE",
+    "SingleValue",
+    "as_json",
+    "as_tree_args",
+    "from_json",
+    "kind_of",
+    "problem_of",
+]
+
+SingleValue = Literal["array", "jax key", "numpy state"]
+VALUE: Final = "value"
+"""Path of the only leaf."""
+
+_SAVE_ARGS: Final[Mapping[type, SingleValue]] = {
+    ocp.args.ArraySave: "array",
+    ocp.args.JaxRandomKeySave: "jax key",
+    ocp.args.NumpyRandomKeySave: "numpy state",
+}
+RESTORE_ARGS: Final[Mapping[SingleValue, type[Any]]] = {
+    "array": ocp.args.ArrayRestore,
+    "jax key": ocp.args.JaxRandomKeyRestore,
+    "numpy state": ocp.args.NumpyRandomKeyRestore,
+}
+
+
+def kind_of(item_args: Any) -> SingleValue | None:
+    """Return the kind of value that arguments of a save hold; None for other arguments."""
+    return _SAVE_ARGS.get(type(item_args))
+
+
+def problem_of(kind: SingleValue, item: Any) -> str:
+    """Return what is wrong with a value; an array is checked like other leaves."""
+    if kind == "jax key" and not isinstance(item, jax.Array):
+        return f"{type(item).__name__} is no key of JAX"
+    if kind == "numpy state" and not isinstance(item, tuple | dict):
+        return f"{type(item).__name__} is no state of NumPy's generator"
+    return ""
+
+
+def as_tree_args(item_args: Any) -> Any:
+    """Return the arguments to restore the tree in which the value lies."""
+    restore_args = None if item_args is None else item_args.restore_args
+    return (
+        None if restore_args is None else ocp.args.PyTreeRestore(restore_args={VALUE: restore_args})
+    )
+
+
+def as_json(state: Any) -> Any:
+    """Return the state of NumPy's generator as JSON; the inverse of `from_json`."""
+    match state:
+        case np.ndarray():
+            return {"array": state.tolist(), "dtype": state.dtype.name}
+        case np.generic():
+            return state.item()
+        case tuple():
+            return [as_json(part) for part in state]
+        case dict():
+            return {name: as_json(part) for name, part in state.items()}
+        case _:
+            return state
+
+
+def from_json(stored: Any) -> Any:
+    """Return the state of NumPy's generator."""
+    match stored:
+        case {"array": values, "dtype": dtype}:
+            return np.array(values, dtype)
+        case list():
+            return tuple(map(from_json, stored))
+        case dict():
+            return {name: from_json(part) for name, part in stored.items()}
+        case _:
+            return stored
