@@ -1,4 +1,4 @@
-"""Orbax's own tests of its manager, with Cairn's in its place: `python -m tests.peers CHECKOUT`."""
+"""Orbax's own tests, of Cairn's code in its place: `python -m tests.peers CHECKOUT`."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -16,11 +17,16 @@ from tests.peers.limits import DOCUMENTED, INTERNAL
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/howto/checkpoint-manager.md"
-SUITES = ("checkpoint_manager_test.py",)
-"""Below `orbax/checkpoint` in the checkout: those that go through the manager."""
+HANDLERS = ("json", "random_key", "array", "standard", "pytree", "composite")
+SUITES = {
+    "checkpoint_manager_test.py": "manager",
+    **{f"_src/handlers/{name}_checkpoint_handler_test.py": "handlers" for name in HANDLERS},
+}
+"""Whose place Cairn's code takes in each file below `orbax/checkpoint` in the checkout."""
+GROUPS = ("passed", "documented", "internal", "apart", "differs")
 
 
-def outcomes(suite: Path, folder: Path, *, drop_in: bool) -> dict[str, dict[str, str]]:
+def outcomes(suite: Path, folder: Path, *, place: str | None) -> dict[str, dict[str, str]]:
     """Return how each test of a file ends, by name.
 
     The file runs from a folder outside the checkout, so that it imports the installed Orbax.
@@ -34,7 +40,7 @@ def outcomes(suite: Path, folder: Path, *, drop_in: bool) -> dict[str, dict[str,
         port = free.getsockname()[1]
     environment = {
         **{name: value for name, value in os.environ.items() if name != "CAIRN_PEER"},
-        **({"CAIRN_PEER": "cairn"} if drop_in else {}),
+        **({} if place is None else {"CAIRN_PEER": place}),
         "CAIRN_PEER_PORT": str(port),
         "CAIRN_PEER_RESULTS": str(results),
         "JAX_PLATFORMS": "cpu",
@@ -74,31 +80,36 @@ def main(checkout: str, folder: Path) -> int:
         sys.exit(f"{PAGE} does not say: {'; '.join(unsaid)}")
     if any_error := [name for name, pattern, _ in DOCUMENTED + INTERNAL if not pattern]:
         sys.exit(f"tests/peers/limits.py takes any error of {', '.join(any_error)}")
-    base, results = {}, {}
-    for number, name in enumerate(SUITES):
+    groups: dict[str, list[str]] = {group: [] for group in GROUPS}
+    table = []
+    for name, place in SUITES.items():
         suite = Path(checkout) / "orbax/checkpoint" / name
-        base |= outcomes(suite, folder / f"orbax-{number}", drop_in=False)
-        results |= outcomes(suite, folder / f"cairn-{number}", drop_in=True)
-    groups: dict[str, list[str]] = {"passed": [], "documented": [], "internal": [], "differs": []}
-    for name in sorted(name for name, result in base.items() if result["outcome"] == "passed"):
-        ended = results.get(name, {"outcome": "missing", "error": "not run"})
-        documented, internal = (
-            reason(name, ended["error"], rows) for rows in (DOCUMENTED, INTERNAL)
-        )
-        if ended["outcome"] == "passed":
-            groups["passed"].append(name)
-        elif documented is not None:
-            groups["documented"].append(f"{name}: {documented}")
-        elif internal is not None:
-            groups["internal"].append(f"{name}: {internal}")
-        else:
-            groups["differs"].append(f"{name}: {ended['error'][:300]}")
-    for group, names in groups.items():
-        if group != "passed":
-            print(f"\n{group}:", *names, sep="\n  ")
+        base = outcomes(suite, folder / f"orbax-{suite.stem}", place=None)
+        results = outcomes(suite, folder / f"cairn-{suite.stem}", place=place)
+        counts = Counter[str]()
+        for test in sorted(test for test, end in base.items() if end["outcome"] == "passed"):
+            group, text = judge(test, results.get(test, {"outcome": "missing", "error": "not run"}))
+            counts[group] += 1
+            groups[group].append(f"{suite.stem}::{test}: {text}")
+        table.append((suite.stem, counts))
+    for group in GROUPS[1:]:
+        print(f"\n{group}:", *groups[group], sep="\n  ")
     print(f"\n{sum(map(len, groups.values()))} tests pass on Orbax; on ours:")
-    print(", ".join(f"{len(names)} {group}" for group, names in groups.items()))
+    for name, counts in table:
+        print(f"{name}: " + ", ".join(f"{counts[group]} {group}" for group in GROUPS))
     return len(groups["differs"])
+
+
+def judge(name: str, end: dict[str, str]) -> tuple[str, str]:
+    """Return the group of a test that passes on Orbax, and the reason."""
+    if end["outcome"] == "passed":
+        return "passed", ""
+    if end["outcome"] == "apart":
+        return "apart", "calls none of the handlers that were replaced"
+    for group, rows in (("documented", DOCUMENTED), ("internal", INTERNAL)):
+        if (text := reason(name, end["error"], rows)) is not None:
+            return group, text
+    return "differs", end["error"][:300]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""pytest plugin: Orbax's own tests on one process, with Cairn's manager in the place of Orbax's.
+"""pytest plugin: Orbax's own tests on one process, with Cairn's code in the place of Orbax's.
 
-Set `CAIRN_PEER` to have Cairn's; `CAIRN_PEER_RESULTS` names the file of outcomes, JSON.
+`CAIRN_PEER` says whose place it takes, "manager" or "handlers"; without it Orbax's own code runs.
+`CAIRN_PEER_RESULTS` names the file of outcomes, JSON. `CAIRN_PEER_KEEP`, if set, has the folders of
+the tests stay.
 """
 
-import importlib
-import importlib.metadata
+import importlib.util
 import json
 import os
 import sys
@@ -13,17 +14,21 @@ import types
 from pathlib import Path
 from typing import Any
 
+import flax.struct
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
-import pytest
 from absl import flags
 from absl.testing import absltest
 
 import cairn
+from tests.peers.handlers import Handler, replace_handlers
+from tests.peers.private_parts import private
 
 _MANAGER = "orbax.checkpoint.checkpoint_manager"
 _MULTIHOST = "orbax.checkpoint._src.multihost.multihost"
 _TESTING = "orbax.checkpoint._src.testing"
+_PLACE = os.environ.get("CAIRN_PEER")
 
 _outcomes: dict[str, dict[str, str]] = {}
 
@@ -36,22 +41,16 @@ class MultiProcessTest(absltest.TestCase):
         return tempfile.mkdtemp(prefix=f"{name or 'peer'}-")
 
 
-def private(module: str, attribute: str | None = None) -> Any:
-    """Import a module of Orbax that its public API does not promise, or an attribute of it.
+def _assert_trees_all_equal(first: Any, *others: Any) -> None:
+    for other in others:
+        jax.tree.map(np.testing.assert_array_equal, first, other)
 
-    Raises:
-        pytest.UsageError: this release of Orbax does not have it (docs/adr/0016).
-    """
-    try:
-        imported = importlib.import_module(module)
-        return imported if attribute is None else getattr(imported, attribute)
-    except (ImportError, AttributeError) as error:
-        name = module if attribute is None else f"{module}.{attribute}"
-        version = importlib.metadata.version("orbax-checkpoint")
-        raise pytest.UsageError(
-            f"Orbax {version} has no {name}, which tests/peers/plugin.py needs to run Orbax's "
-            f"tests on one process: find what took its place, and change it there ({error})"
-        ) from error
+
+def _stand_in(name: str, **members: Any) -> types.ModuleType:
+    module = types.ModuleType(name)
+    vars(module).update(members)
+    sys.modules[name] = module
+    return module
 
 
 def pytest_configure() -> None:
@@ -64,12 +63,31 @@ def pytest_configure() -> None:
     port = os.environ["CAIRN_PEER_PORT"]
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=1, process_id=0)
     initialize_runtime()
-    helper = types.ModuleType(f"{_TESTING}.multiprocess_test")
-    helper.MultiProcessTest = MultiProcessTest
-    sys.modules[helper.__name__] = helper
-    package.multiprocess_test = helper
-    if "CAIRN_PEER" in os.environ:
+    package.multiprocess_test = _stand_in(
+        f"{_TESTING}.multiprocess_test", MultiProcessTest=MultiProcessTest
+    )
+    if importlib.util.find_spec("chex") is None:
+        _stand_in(
+            "chex",
+            assert_trees_all_equal=_assert_trees_all_equal,
+            dataclass=flax.struct.dataclass,
+        )
+    if "CAIRN_PEER_KEEP" in os.environ:
+        absltest.TestCase.tempfile_cleanup = absltest.TempFileCleanup.OFF
+    if _PLACE == "manager":
         ocp.CheckpointManager = manager.CheckpointManager = cairn.CheckpointManager
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Replace the handlers once the tests' modules are there."""
+    if _PLACE == "handlers":
+        for module in {item.module for item in items}:
+            replace_handlers(module)
+
+
+def pytest_runtest_setup() -> None:
+    """Count the calls of each test for itself."""
+    Handler.calls = 0
 
 
 def pytest_runtest_logreport(report) -> None:
@@ -79,6 +97,8 @@ def pytest_runtest_logreport(report) -> None:
     if report.outcome != "passed" and outcome["outcome"] == "passed":
         crash = getattr(report.longrepr, "reprcrash", None)
         outcome.update(outcome=report.outcome, error=crash.message if crash else "")
+    if _PLACE == "handlers" and report.when == "call" and not Handler.calls:
+        outcome.update(outcome="apart", error="")
 
 
 def pytest_sessionfinish() -> None:
