@@ -21,8 +21,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from cairn.interop.errors import ArgumentError
@@ -43,7 +41,6 @@ __all__ = [
     "check_rules",
     "module_plan",
     "plan",
-    "spec_for",
 ]
 
 PartitionRules = Sequence[tuple[str, PartitionSpec]]
@@ -83,24 +80,6 @@ def plan(
     met = {leaf.rule for leaf in leaves}
     idle = tuple(text for text, _ in rules or () if text not in met and not _is_catch_all(text))
     return ShardingReport(mesh, leaves, idle)
-
-
-def spec_for(
-    path: str,
-    shape: Sequence[int],
-    rules: PartitionRules,
-    mesh: Mesh | AbstractMesh,
-) -> PartitionSpec:
-    """Return the PartitionSpec of one leaf by partition rules.
-
-    Raises:
-        ShardingError: if no rule matches, or if the spec does not fit the shape or the mesh.
-    """
-    leaf = jax.ShapeDtypeStruct(tuple(shape), np.dtype(np.uint8))
-    named = NamedLeaf(path, leaf, None, None)
-    placed = _place(named, mesh, _compiled(rules), DEFAULT_AXIS_RULES, {})
-    ShardingReport(mesh, (placed,)).raise_for_problems()
-    return placed.spec
 
 
 def _place(

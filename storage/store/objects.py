@@ -44,7 +44,6 @@ from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX, remove_stale_lock
 from cairn.storage.store.files import translated_errors
 from cairn.storage.store.files_local import LocalFiles
 from cairn.storage.store.gcs import list_pages
-from cairn.storage.store.records import canonical_json, load_json
 from cairn.storage.store.requests import Operation, timed_request
 from cairn.storage.store.uri import Confinement, StoreURI, check_segment, parse_uri
 
@@ -802,34 +801,6 @@ class ObjectStore:
             self._wait("delete", self._kv.delete_range(_range(prefix)), prefix)
             return
         self.delete_many(self.list(prefix))
-
-    def read_json(self, key: str) -> tuple[dict[str, Any], bytes] | None:
-        """Return (JSON object, generation) at `key`, or None.
-
-        Raises:
-            UnsupportedFormatError: it is no JSON object.
-        """
-        stored = self.read(key)
-        if stored is None:
-            return None
-        return load_json(stored.value, path=self.uri / key), stored.generation
-
-    def write_json_if(
-        self,
-        key: str,
-        value: dict[str, Any],
-        *,
-        generation: bytes | None,
-        same_is_success: bool = False,
-    ) -> bytes:
-        """Write the canonical JSON of `value` by `write_if`.
-
-        Raises:
-            PreconditionFailedError: it changed.
-            UnsupportedFormatError: `value` is not JSON.
-        """
-        data = canonical_json(value, path=self.uri / key)
-        return self.write_if(key, data, generation=generation, same_is_success=same_is_success)
 
     def _checked_name(self, key: str) -> str:
         for segment in key.split("/"):

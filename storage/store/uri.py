@@ -138,10 +138,6 @@ class StoreURI:
             case "s3":
                 return {"driver": "s3", "bucket": self.bucket, "path": folder}
 
-    def fsspec_url(self) -> str:
-        """Return the URL that fsspec opens, for stores of its own."""
-        return str(self)
-
     def orbax_path(self) -> str:
         """Return the path for Orbax and etils: "/abs/path" or "gs://bucket/path"."""
         return self.local_path if self.scheme == "file" else str(self)

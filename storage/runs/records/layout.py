@@ -57,7 +57,6 @@ __all__ = [
     "manifest_files",
     "parse_alias_file",
     "parse_annotation_file",
-    "parse_asset_file",
     "parse_attempt_file",
     "parse_export_manifest",
     "parse_hold_file",
@@ -406,12 +405,6 @@ def parse_alias_file(name: str) -> str | None:
     alias = name.removeprefix(ALIASES).removesuffix(".json")
     is_alias = alias != "latest" and _ALIAS.fullmatch(alias) is not None
     return alias if is_alias and name == f"{ALIASES}{alias}.json" else None
-
-
-def parse_asset_file(name: str) -> str | None:
-    """Return the SHA-256 in a name that `asset_file` made."""
-    digest = name.removeprefix(ASSETS)
-    return digest if name.startswith(ASSETS) and _SHA256.fullmatch(digest) else None
 
 
 def parse_export_manifest(name: str) -> ExportManifestName | None:

@@ -29,7 +29,6 @@ from cairn.state.sharding.rules import (
     check_rules,
     module_plan,
     plan,
-    spec_for,
 )
 from cairn.state.states.easydel_state import EasyDeLState
 from tests.state.forward import logits_of
@@ -63,6 +62,14 @@ def test_a_fixed_mesh_may_use_fewer_devices():
 def test_a_mesh_that_does_not_fit_says_why(dims, names, message):
     with pytest.raises(ShardingError, match=message):
         make_mesh(dims, names)
+
+
+def spec_for(path, shape, rules, mesh):
+    tree = SHAPE(shape, np.uint8)
+    for key in reversed(path.split("/")):
+        tree = {key: tree}
+    (leaf,) = plan(tree, mesh, rules=rules).raise_for_problems().leaves
+    return leaf.spec
 
 
 def test_the_first_matching_rule_wins_and_matches_anywhere_in_the_path():

@@ -43,11 +43,6 @@ def test_alias_names_read_back(alias):
     assert layout.parse_alias_file(layout.alias_file(alias)) == alias
 
 
-@given(digests)
-def test_asset_names_read_back(digest):
-    assert layout.parse_asset_file(layout.asset_file(digest)) == digest
-
-
 @given(numbers, numbers, kinds, digests)
 def test_export_names_read_back(step, attempt, kind, digest):
     name = layout.export_manifest(step, attempt, kind, digest)
@@ -64,7 +59,6 @@ PARSERS = [
     layout.parse_lifted_file,
     layout.parse_step_folder,
     layout.parse_alias_file,
-    layout.parse_asset_file,
     layout.parse_export_manifest,
 ]
 

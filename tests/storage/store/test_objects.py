@@ -14,7 +14,6 @@ from cairn.storage.errors import (
     PreconditionFailedError,
     StoreFullError,
     StoreUnavailableError,
-    UnsupportedFormatError,
 )
 from cairn.storage.store import deadlines
 from cairn.storage.store import objects as objects_module
@@ -229,27 +228,6 @@ def test_stores_that_nobody_holds_are_kept_in_a_bounded_number(tmp_path, monkeyp
     assert ObjectStore.open(tmp_path / "held") is held
     last = objects_module._last_opened
     assert [key[0].rpartition("/")[2] for key in last] == ["16", "17", "18", "19", "held"]
-
-
-def test_json_is_canonical_and_comes_back(objects):
-    generation = objects.write_json_if("x.json", {"b": 1, "a": "é"}, generation=None)
-    assert objects.read("x.json").value == '{"a":"é","b":1}'.encode()
-    assert objects.read_json("x.json") == ({"a": "é", "b": 1}, generation)
-    assert objects.read_json("none.json") is None
-
-
-@pytest.mark.parametrize("value", [{"x": float("nan")}, {"x": object()}, {"x": b"bytes"}])
-def test_what_is_no_json_is_refused_before_writing(objects, value):
-    with pytest.raises(UnsupportedFormatError, match="not JSON"):
-        objects.write_json_if("x.json", value, generation=None)
-    assert objects.read("x.json") is None
-
-
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b"1", b"[" * 100_000])
-def test_stored_bytes_that_are_no_json_object_are_refused(objects, data):
-    objects.write("x.json", data)
-    with pytest.raises(UnsupportedFormatError, match=r"x\.json"):
-        objects.read_json("x.json")
 
 
 def test_racing_increments_lose_nothing(objects):

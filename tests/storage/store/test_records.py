@@ -19,7 +19,7 @@ from cairn.storage.runs.records.manifest import AssetRecord, LeafRecord, Manifes
 from cairn.storage.runs.records.step_index import IndexDirectory
 from cairn.storage.runs.run import Run, RunInfo
 from cairn.storage.runs.trash import Hold, Intent, Tombstone
-from cairn.storage.store.records import Record, RecordLocation, canonical_json
+from cairn.storage.store.records import Record, RecordLocation, canonical_json, load_json
 from cairn.storage.store_checks.record import StoreRecord
 
 AT = "2026-11-21T12:00:00Z"
@@ -171,3 +171,21 @@ def test_error_has_no_bytes_of_what_is_no_record(data):
         Manifest.parse(data, "there")
     assert "secret" not in str(raised.value)
     assert f"{len(data)} bytes" in str(raised.value) or "found str" in str(raised.value)
+
+
+def test_json_is_canonical_and_comes_back():
+    data = canonical_json({"b": 1, "a": "é"})
+    assert data == '{"a":"é","b":1}'.encode()
+    assert load_json(data, path="x.json") == {"a": "é", "b": 1}
+
+
+@pytest.mark.parametrize("value", [{"x": float("nan")}, {"x": object()}, {"x": b"bytes"}])
+def test_what_is_no_json_is_refused(value):
+    with pytest.raises(UnsupportedFormatError, match="not JSON"):
+        canonical_json(value)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b"1", b"[" * 100_000])
+def test_bytes_that_are_no_json_object_are_refused(data):
+    with pytest.raises(UnsupportedFormatError, match=r"x\.json"):
+        load_json(data, path="x.json")

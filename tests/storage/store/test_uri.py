@@ -59,7 +59,7 @@ def test_plain_paths_become_absolute(tmp_path, monkeypatch):
 def test_every_form_of_a_uri():
     uri = parse_uri("gs://my-bucket/runs/demo/")
     assert (uri.scheme, uri.bucket, uri.path) == ("gs", "my-bucket", "runs/demo")
-    assert str(uri) == uri.orbax_path() == uri.fsspec_url() == "gs://my-bucket/runs/demo"
+    assert str(uri) == uri.orbax_path() == "gs://my-bucket/runs/demo"
     assert uri.kvstore_spec() == {"driver": "gcs", "bucket": "my-bucket", "path": "runs/demo/"}
     assert parse_uri("s3://my-bucket").kvstore_spec()["path"] == ""
     assert parse_uri("gs://my-bucket").name == "my-bucket"
