@@ -489,7 +489,14 @@ class EDPretrainedModel:
     def params_with_axes(self) -> Any:
         """Return the abstract parameters; those with axis names are `nnx.Param`s with them."""
         boxed = jax.eval_shape(lambda: self._init_variables(jax.random.key(0), self.input_shape))
-        return jax.tree.map(_with_axes, boxed, is_leaf=_is_box)
+
+        def with_axes(node: Any) -> Any:
+            if not _is_box(node):
+                return node
+            names = getattr(node, "names", None)
+            return node.unbox() if names is None else nnx.Param(node.unbox(), axes=tuple(names))
+
+        return jax.tree.map(with_axes, boxed, is_leaf=_is_box)
 
     def _fitting(self, params: Any) -> Any:
         """Return the given parameters, or else the model's, in the model's own tree.
@@ -515,13 +522,6 @@ class EDPretrainedModel:
 
 def _is_box(node: Any) -> bool:
     return isinstance(node, meta.AxisMetadata)
-
-
-def _with_axes(node: Any) -> Any:
-    if not _is_box(node):
-        return node
-    names = getattr(node, "names", None)
-    return node.unbox() if names is None else nnx.Param(node.unbox(), axes=tuple(names))
 
 
 def model_markdown(name: str, config: Mapping[str, Any], params: Any) -> str:

@@ -105,12 +105,13 @@ def _unmatched(place: _Placement, shape: tuple[int, ...], mesh: Mesh | AbstractM
 
 def _places(opt_state: Any, params: Any) -> list[_Placement]:
     replicated = _replicated(params)
-    parameters = {
-        tuple(named.path.split("/")): _Parameter(
-            tuple(np.shape(named.leaf)), _beside(getattr(named.leaf, "sharding", None), replicated)
-        )
-        for named in named_leaves(params)
-    }
+    parameters = {}
+    for named in named_leaves(params):
+        place = getattr(named.leaf, "sharding", None)
+        if isinstance(replicated, NamedSharding) and isinstance(place, SingleDeviceSharding):
+            place = replicated  # one device, beside others on a mesh, counts as replicated
+        path = tuple(named.path.split("/"))
+        parameters[path] = _Parameter(tuple(np.shape(named.leaf)), place)
     return [
         _place(tuple(named.path.split("/")), tuple(np.shape(named.leaf)), parameters, replicated)
         for named in named_leaves(opt_state)
@@ -124,12 +125,6 @@ def _replicated(params: Any) -> Sharding | None:
         if isinstance(place, NamedSharding):
             return NamedSharding(place.mesh, PartitionSpec())
     return next((place for place in places if isinstance(place, SingleDeviceSharding)), None)
-
-
-def _beside(place: Sharding | None, replicated: Sharding | None) -> Sharding | None:
-    """Return a parameter's sharding; one device, beside others on a mesh, counts as replicated."""
-    on_mesh = isinstance(replicated, NamedSharding)
-    return replicated if on_mesh and isinstance(place, SingleDeviceSharding) else place
 
 
 def _place(

@@ -156,7 +156,14 @@ class StateShardingMixin:
         """
         leaves, structure = jax.tree.flatten(self)
         shardings = _places_of(shape, self)
-        placed = [_placed(leaf, place) for leaf, place in zip(leaves, shardings, strict=True)]
+        placed = []
+        for leaf, place in zip(leaves, shardings, strict=True):
+            if place is None:
+                placed.append(leaf)
+            elif isinstance(leaf, jax.core.Tracer):
+                placed.append(jax.lax.with_sharding_constraint(leaf, place))
+            else:
+                placed.append(put_leaf(leaf, place))
         restored: Self = jax.tree.unflatten(structure, placed)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             abstract = [
@@ -265,14 +272,6 @@ def _abstract(tree: Any, report: ShardingReport) -> Any:
         tree,
         report.shardings(tree),
     )
-
-
-def _placed(leaf: Any, place: Any) -> Any:
-    if place is None:
-        return leaf
-    if isinstance(leaf, jax.core.Tracer):
-        return jax.lax.with_sharding_constraint(leaf, place)
-    return put_leaf(leaf, place)
 
 
 def _places_of(shape: Any, state: Any) -> list[Sharding | None]:

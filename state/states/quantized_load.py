@@ -69,7 +69,12 @@ def fill_model(
     settings = request.settings
     layers = layers_to_quantize(model, settings)
     leaves = {named.path: named.leaf for named in named_leaves(target)}
-    for group in _groups({path: _device_bytes(leaves[path]) for path in layers}, GROUP_BYTES):
+    device_bytes = {}
+    for path in layers:
+        leaf = leaves[path]
+        shape = leaf.sharding.shard_shape(leaf.shape)
+        device_bytes[path] = math.prod(shape) * int(leaf.dtype.itemsize)
+    for group in _groups(device_bytes, GROUP_BYTES):
         kernels = checkpoint.restore_some(checkpoint.model_item, target, group, cast=cast)
         for path in group:
             quantize_layer(layers[path], kernels.pop(path), settings)
@@ -89,8 +94,3 @@ def _groups(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
         groups[-1].append(name)
         filled += size
     return groups
-
-
-def _device_bytes(leaf: Any) -> int:
-    shape: tuple[int, ...] = leaf.sharding.shard_shape(leaf.shape)
-    return math.prod(shape) * int(leaf.dtype.itemsize)

@@ -112,7 +112,11 @@ class RngReuse:
         ]
         if not all(map(_is_readable, (state.step, *variables))):
             return  # given to another step, or on other processes' devices
-        values = [_bits(value) for value in variables]
+        values = []
+        for variable in variables:
+            is_key = is_key_dtype(variable.dtype)
+            numbers = jax.random.key_data(variable) if is_key else variable
+            values.append(_host(numbers).tobytes())
         before, self._before = self._before, (int(_host(state.step).max()), values)
         if before is None or before == self._before:
             return
@@ -158,12 +162,6 @@ def _is_readable(value: Any) -> bool:
         and not value.is_deleted()
         and bool(value.addressable_shards)
     )
-
-
-def _bits(value: Any) -> bytes:
-    if is_key_dtype(value.dtype):
-        value = jax.random.key_data(value)
-    return _host(value).tobytes()
 
 
 def _host(value: jax.Array) -> np.ndarray[Any, Any]:

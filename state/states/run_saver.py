@@ -404,7 +404,13 @@ class RunSaver:
 
     def _unsaved_parts(self, state: Saveable, options: Options) -> list[str]:
         """Return in words what the previous save did not store."""
-        new = [] if _is_same(self._saved_leaves, state) else ["another state"]
+        marks, leaves = self._saved_leaves, jax.tree.leaves(state)
+        # The state is the one before if it consists of the very leaves that gave these marks.
+        is_same = len(leaves) == len(marks) and all(
+            mark() is leaf if isinstance(mark, weakref.ref) else _is_equal(mark, leaf)
+            for mark, leaf in zip(marks, leaves, strict=True)
+        )
+        new = [] if is_same else ["another state"]
         for what, values in options.items():
             saved_before = self._begun_at.options.get(what) or {} if self._begun_at else {}
             new += [
@@ -453,7 +459,16 @@ class RunSaver:
             self._due.previous = handle.step  # calls may have been left out
         self._last = self._begun = handle
         handle.when_done(record_outcome)
-        handle.when_done(lambda ended: self._saved(ended, metrics))
+
+        def follow_up(ended: SaveHandle) -> None:
+            """Record the metrics of the save, and start retention, in the background."""
+            if ended.state is not SaveState.DURABLE:
+                return
+            self._due.saved(metrics)
+            if self._retention is not None and not self._stops:
+                self._retention.start()
+
+        handle.when_done(follow_up)
         return handle
 
     def _refused(self, error: Exception, number: int | None) -> SaveHandle:
@@ -462,14 +477,6 @@ class RunSaver:
             return refused
         step = self._due.previous if number is None else number
         return record_refusal(error, step=-1 if step is None else step, uri=self.uri)
-
-    def _saved(self, handle: SaveHandle, metrics: Mapping[str, Any]) -> None:
-        """Follow up on a save, in the background: record its metrics, and start retention."""
-        if handle.state is not SaveState.DURABLE:
-            return
-        self._due.saved(metrics)
-        if self._retention is not None and not self._stops:
-            self._retention.start()
 
     def _save_before_end(self, state: Saveable | None, last: _LastStep | None) -> SaveHandle | None:
         """Save the current step if its state is alive, and wait until the deadline."""
@@ -493,7 +500,10 @@ class RunSaver:
             if before is not None:
                 with suppress(Exception):  # its failure is in the log; it must not cost this one
                     before.wait(0)
-            late = threading.Timer(deadline - time.monotonic(), _log_late, (self.uri, current))
+            # From a timer: the call itself is blocked and can't log that it comes too late.
+            text = "preempted: the save of step %d to %s could not begin in time"
+            left = deadline - time.monotonic()
+            late = threading.Timer(left, logger.error, (text, current, self.uri))
             late.daemon = True
             late.start()
             try:
@@ -629,23 +639,9 @@ def _mark(leaf: Any) -> Any:
         return leaf
 
 
-def _is_same(marks: list[Any], state: Any) -> bool:
-    """Return whether `state` consists of the very leaves that gave these marks."""
-    leaves = jax.tree.leaves(state)
-    return len(leaves) == len(marks) and all(
-        mark() is leaf if isinstance(mark, weakref.ref) else _is_equal(mark, leaf)
-        for mark, leaf in zip(marks, leaves, strict=True)
-    )
-
-
 def _is_equal(first: Any, other: Any) -> bool:
     """Return whether two values are equal; NaN equals NaN."""
     try:
         return bool(first is other or first == other or (first != first and other != other))
     except (TypeError, ValueError):  # arrays of several numbers
         return False
-
-
-def _log_late(uri: StoreURI, step: int) -> None:
-    """Log that a save comes too late, from a timer: the call itself is blocked and can't log it."""
-    logger.error("preempted: the save of step %d to %s could not begin in time", step, uri)

@@ -373,7 +373,10 @@ def _adopt_step(
     objects = list(contents.objects)
     for name, data in contents.digests.items():
         run.objects.write(f"{folder}/{name}", data)
-        objects.append(_record(name, data))
+        content = ContentSum()
+        content.update(data)
+        crc32c, digest = f"{google_crc32c.value(data):08x}", content.text()
+        objects.append(ObjectRecord(name=name, size=len(data), crc32c=crc32c, content=digest))
     saved = items.committed_ns or contents.modified_ns
     manifest = Manifest(
         step=step,
@@ -395,14 +398,6 @@ def _adopt_step(
         names = f"{', '.join(contents.absent[:_NAMED])}{more}"
         notes.append(f"chunks are {_ABSENT}: of {names}")
     return [f"{uri.name}: {text}" for text in notes]
-
-
-def _record(name: str, data: bytes) -> ObjectRecord:
-    """Return the record of a file from its content."""
-    content = ContentSum()
-    content.update(data)
-    crc32c = f"{google_crc32c.value(data):08x}"
-    return ObjectRecord(name=name, size=len(data), crc32c=crc32c, content=content.text())
 
 
 def _annotation(metrics: object) -> Annotation | None:

@@ -297,9 +297,14 @@ def evaluate_retention(
 
 
 def _check_in_use(in_use: Any) -> None:
-    odd = (
-        [key for key in in_use if not _is_key(key)] if isinstance(in_use, Collection) else [in_use]
-    )
+    odd = [in_use]
+    if isinstance(in_use, Collection):
+        # Only ints: a bool is one to isinstance.
+        odd = [
+            key
+            for key in in_use
+            if not (isinstance(key, tuple) and [*map(type, key)] == [int, int])
+        ]
     if odd:
         raise PolicyError(
             "not a collection of steps",
@@ -308,10 +313,6 @@ def _check_in_use(in_use: Any) -> None:
             found=", ".join(map(repr, odd)),
             next_step="Take the attempt of each from Run.step(), or from Run.step_attempts().",
         )
-
-
-def _is_key(key: object) -> bool:
-    return isinstance(key, tuple) and len(key) == 2 and all(type(number) is int for number in key)
 
 
 def _by_rules(
@@ -724,9 +725,14 @@ class _Pass:
     def delete(self, batch: Sequence[StepInfo]) -> None:
         """Declare the intents, check who needs the steps, and lay the tombstones of the others."""
         intents: dict[StepKey, bytes | None] = {}
+
+        def declare_intent(key: StepKey) -> None:
+            now = self._clock()
+            intents[key] = declare(self._run, key, by=self._by, reason=self._reason, now=now)
+
         try:
             for info in batch:
-                self._trying(info, lambda key: intents.__setitem__(key, self._declared(key)))
+                self._trying(info, declare_intent)
             # After the intents: whoever begins to need a step from now on sees its intent.
             use = RunUse.of(self._run, self._clock())
             # Damage noted since the judgement; `look_at_judged` sees what is noted later.
@@ -757,9 +763,6 @@ class _Pass:
             self._in_use[key] = str(exc)
         except StorageError as exc:
             self._errors[key] = exc
-
-    def _declared(self, key: StepKey) -> bytes | None:
-        return declare(self._run, key, by=self._by, reason=self._reason, now=self._clock())
 
     def _tombstone(self) -> Tombstone:
         now = self._clock()

@@ -90,7 +90,13 @@ def run_usage(run: Run) -> RunUsage:
     seen = {file.identity for files in of_step.values() for file in files} - {None}
     for file in all_files:
         if _step_of(file.name) is None and file.identity not in seen:
-            uses[_use(file.name)] += file.size
+            if file.name.startswith("exports/"):
+                use: Use = "exports"
+            elif _KNOWN.match(file.name) and not _LEFT_BEHIND.search(file.name):
+                use = "records"
+            else:
+                use = "other"
+            uses[use] += file.size
             seen |= {file.identity} - {None}
     return RunUsage(
         nbytes=uses.total(),
@@ -139,9 +145,3 @@ def _steps(
         )
         seen |= {file.identity for file in files} - {None}
     return usages
-
-
-def _use(name: str) -> Use:
-    if name.startswith("exports/"):
-        return "exports"
-    return "records" if _KNOWN.match(name) and not _LEFT_BEHIND.search(name) else "other"

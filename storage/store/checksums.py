@@ -132,7 +132,10 @@ class ContentSum:
         self._add_part(words[:first])
         if rows:
             sums = np.einsum("ij,j->i", words[first:last].reshape(rows, _ROW), _low())
-            self._total += int(np.dot(sums, _high(self._words // _ROW, rows)))
+            before = self._words // _ROW
+            numbers = np.arange(before, before + rows, dtype=np.uint64)
+            high = numbers * np.uint64(2 * _FACTOR & _MASK) + np.uint64(_FACTOR)
+            self._total += int(np.dot(sums, high))
             self._words += rows * _ROW
         self._add_part(words[last:])
         self._total &= _MASK
@@ -149,11 +152,6 @@ class ContentSum:
 @functools.cache
 def _low() -> Words:
     return np.array([splitmix64(number) | 1 for number in range(_ROW)], np.uint64)
-
-
-def _high(first: int, count: int) -> Words:
-    factor = np.uint64(2 * _FACTOR & _MASK)
-    return np.arange(first, first + count, dtype=np.uint64) * factor + np.uint64(_FACTOR)
 
 
 def _high_key(row: int) -> int:

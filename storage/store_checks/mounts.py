@@ -62,21 +62,18 @@ def mount_of(path: str) -> Mount | None:
     real = os.path.join(os.path.realpath(path), "")
     closest = None
     # A later mount hides an earlier one at the same point.
-    for mount in filter(None, map(_parse_line, lines)):
+    for line in lines:
+        mount_fields, _, filesystem_fields = line.partition(" - ")
+        fields, rest = mount_fields.split(" "), filesystem_fields.split(" ")
+        if len(fields) < 6 or len(rest) < 3:
+            continue
+        options = {*fields[5].split(","), *rest[2].split(",")}
+        mount = Mount(_unescape(fields[4]), rest[0], _unescape(rest[1]), frozenset(options))
         if real.startswith(os.path.join(mount.point, "")) and (
             closest is None or len(mount.point) >= len(closest.point)
         ):
             closest = mount
     return closest
-
-
-def _parse_line(line: str) -> Mount | None:
-    mount_fields, _, filesystem_fields = line.partition(" - ")
-    fields, rest = mount_fields.split(" "), filesystem_fields.split(" ")
-    if len(fields) < 6 or len(rest) < 3:
-        return None
-    options = {*fields[5].split(","), *rest[2].split(",")}
-    return Mount(_unescape(fields[4]), rest[0], _unescape(rest[1]), frozenset(options))
 
 
 def _unescape(text: str) -> str:

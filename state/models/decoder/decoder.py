@@ -306,7 +306,9 @@ class DecoderForCausalLM(EasyDeLBaseModule):
         if logits_to_keep is not None:
             hidden = hidden[:, -logits_to_keep:]
         logits = self._head(hidden)
-        balance = self._balance(routers, attention_mask)
+        experts, balance = self.config.experts, None
+        if experts is not None and routers:
+            balance = load_balancing_loss(routers, experts.count, experts.per_token, attention_mask)
         if labels is None:
             return CausalLMOutput(logits=logits, cache=cache, auxiliary_loss=balance)
         loss, metrics = self.compute_loss(
@@ -330,15 +332,6 @@ class DecoderForCausalLM(EasyDeLBaseModule):
         if "stacked_layers" in taken and self.config.scan_layers:
             inputs["stacked_layers"] = self.model.stack_layers()
         return inputs
-
-    def _balance(
-        self, routers: list[jax.Array], attention_mask: Array | None
-    ) -> Float[Array, ""] | None:
-        """Return how evenly the routers spread tokens over experts; None without experts."""
-        experts = self.config.experts
-        if experts is None or not routers:
-            return None
-        return load_balancing_loss(routers, experts.count, experts.per_token, attention_mask)
 
     def _head(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         config = self.config
