@@ -16,13 +16,13 @@ from cairn.state.paths import own_variables, rebuild
 from cairn.state.sharding.mesh import home_of
 from cairn.state.sharding.report import leaf_bytes
 from cairn.state.sharding.stable_placement import Placement, at_home, settled
-from cairn.state.sharding.state_table import state_table
 from cairn.state.sharding.states import StateShardingMixin, params_by_rules, place_step
 from cairn.state.states.added_fields import added_fields, added_names, check_added
 from cairn.state.states.optimizer_step import take_step
 from cairn.state.states.optimizers import init_optimizer
 from cairn.state.states.rng_reuse import RngReuse, drawn_streams, random_streams, warn_of_reuse
 from cairn.state.states.state_storage import StateStorageMixin
+from cairn.state.states.state_table import state_table
 from cairn.storage.notebooks import never_raises
 
 __all__ = ["EasyDeLState"]

@@ -14,7 +14,6 @@ from cairn.state.checkpointing.saves.save_handle import SaveHandle
 from cairn.state.errors import NotInitializedError
 from cairn.state.paths import own_variables
 from cairn.state.sharding.mesh import home_of
-from cairn.state.sharding.state_table import state_table
 from cairn.state.sharding.states import place_step
 from cairn.state.states.added_fields import added_fields, check_added
 from cairn.state.states.checkpoint import run_has_saved
@@ -22,6 +21,7 @@ from cairn.state.states.equinox_module import check_leaves, is_equinox, take_apa
 from cairn.state.states.optimizer_step import take_step
 from cairn.state.states.optimizers import init_optimizer
 from cairn.state.states.state_save import StateSaveOptions
+from cairn.state.states.state_table import state_table
 from cairn.state.states.train_state_storage import load_train_state, save_train_state
 from cairn.storage.arrays.data_files import Compression
 from cairn.storage.notebooks import never_raises
