@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
 from cairn.storage.errors import NotFoundError, StorageError, StoreFullError, translate_error
 from cairn.storage.store.deadlines import call_with_deadline
 from cairn.storage.store.requests import Operation, timed_request
-from cairn.storage.store.uri import StoreURI, check_segment
+from cairn.storage.store.uri import StoreURI, check_path
 
 __all__ = ["BLOCK_BYTES", "FileEntry", "FileStat", "FileUsage", "FileWriter", "Files"]
 
@@ -261,14 +261,9 @@ class Files(abc.ABC):
         """Rename within the store; return False if the store can't."""
         return False
 
-    def _checked(self, rel: str) -> str:
-        for segment in rel.split("/"):
-            check_segment(segment, within=f"{self.uri}/{rel}")
-        return rel
-
     def _checked_folder(self, rel: str) -> str:
         folder = rel.removesuffix("/")
-        return self._checked(folder) if folder else ""
+        return check_path(folder, within=self.uri) if folder else ""
 
 
 @contextmanager

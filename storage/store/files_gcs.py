@@ -43,7 +43,7 @@ class GcsFiles(RemoteFiles):
 
     @override
     def stat(self, rel: str) -> FileStat:
-        name = (self.uri / self._checked(rel)).path
+        name = (self.uri / rel).path
         with translated_errors(self.uri / rel, "stat"):
             try:
                 metadata = call_with_deadline(
@@ -119,8 +119,8 @@ class GcsFiles(RemoteFiles):
     def _copy_within(self, source: str, target: Files, target_rel: str) -> bool:
         if not isinstance(target, GcsFiles):
             return False
-        names = (self.uri.bucket, (self.uri / self._checked(source)).path)
-        copy = (target.uri.bucket, (target.uri / target._checked(target_rel)).path)
+        names = (self.uri.bucket, (self.uri / source).path)
+        copy = (target.uri.bucket, (target.uri / target_rel).path)
         query: dict[str, Any] = {}
         while True:  # GCS copies a large object to another location in many requests
             rewrite = functools.partial(self._rewritten, names, copy, query)

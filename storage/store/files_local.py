@@ -35,7 +35,7 @@ from cairn.storage.store.files import (
     FileWriter,
     translated_errors,
 )
-from cairn.storage.store.uri import StoreURI
+from cairn.storage.store.uri import StoreURI, check_path
 
 __all__ = ["SETTLED_NANOSECONDS", "TEMPORARY_PREFIX", "LocalFiles"]
 
@@ -254,7 +254,7 @@ class LocalFiles(Files):
         return True
 
     def _path(self, rel: str) -> str:
-        path = os.path.join(self.uri.local_path, *self._checked(rel).split("/"))
+        path = os.path.join(self.uri.local_path, *check_path(rel, within=self.uri).split("/"))
         check_below(self.uri, path)
         return path
 

@@ -20,7 +20,7 @@ from cairn.storage.store.files import (
     translated_errors,
 )
 from cairn.storage.store.requests import timed_request
-from cairn.storage.store.uri import StoreURI
+from cairn.storage.store.uri import StoreURI, check_path
 
 __all__ = ["RemoteFiles", "UploadWriter"]
 
@@ -147,7 +147,7 @@ class RemoteFiles(Files):
         return True
 
     def _path(self, rel: str) -> str:
-        return "/".join(filter(None, (self._root, self._checked(rel))))
+        return "/".join(filter(None, (self._root, check_path(rel, within=self.uri))))
 
     def _folder(self, rel: str) -> str:
         return "/".join(filter(None, (self._root, self._checked_folder(rel))))

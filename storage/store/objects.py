@@ -45,7 +45,7 @@ from cairn.storage.store.files import translated_errors
 from cairn.storage.store.files_local import LocalFiles
 from cairn.storage.store.gcs import list_pages
 from cairn.storage.store.requests import Operation, timed_request
-from cairn.storage.store.uri import Confinement, StoreURI, check_segment, parse_uri
+from cairn.storage.store.uri import Confinement, StoreURI, check_path, parse_uri
 
 __all__ = [
     "ObjectStore",
@@ -234,7 +234,7 @@ class ObjectStore:
 
     def read(self, key: str) -> Versioned | None:
         """Return the value at `key`, or None if there is none."""
-        name = self._checked_name(key)
+        name = check_path(key, within=self.uri)
         return self._versioned(name, *self._start(name, self._size(name)))
 
     def read_many(self, keys: Iterable[str]) -> dict[str, Versioned | None]:
@@ -243,7 +243,7 @@ class ObjectStore:
 
     def read_each(self, keys: Iterable[str]) -> Iterator[tuple[str, Versioned | None]]:
         """Yield the values at `keys` in order, reading ahead within bounded memory."""
-        for window in self._windows([self._checked_name(key) for key in keys]):
+        for window in self._windows([check_path(key, within=self.uri) for key in keys]):
             reads = [(name, self._start(name, size)) for name, size in window]
             while reads:
                 name, reading = reads.pop(0)
@@ -251,7 +251,7 @@ class ObjectStore:
 
     def existing(self, keys: Iterable[str]) -> set[str]:
         """Return the keys that have an object, or a link out of confinement; reads no value."""
-        names, present = [self._checked_name(key) for key in keys], set()
+        names, present = [check_path(key, within=self.uri) for key in keys], set()
         for start in range(0, len(names), _READS_AT_ONCE):
             reads = []
             for name in names[start : start + _READS_AT_ONCE]:
@@ -441,7 +441,7 @@ class ObjectStore:
         not be opened gets its error as the result; the others are read all the same.
         """
         results: dict[str, T | CorruptionError] = {}
-        names = [self._checked_name(key) for key in keys]
+        names = [check_path(key, within=self.uri) for key in keys]
         # Room for several kinds of records of every step; entries of removed steps age out.
         self._parsed_limit = min(max(self._parsed_limit, 8 * len(names)), _MAX_PARSED)
         for window in self._windows(names):
@@ -626,7 +626,7 @@ class ObjectStore:
         """
         if self._folder is None:
             return
-        self._checked_name(name.removesuffix("/"))
+        check_path(name.removesuffix("/"), within=self.uri)
         folder = os.path.dirname(self._folder + name)
         with (
             translated_errors(f"{self.uri}/{name}"),
@@ -802,13 +802,8 @@ class ObjectStore:
             return
         self.delete_many(self.list(prefix))
 
-    def _checked_name(self, key: str) -> str:
-        for segment in key.split("/"):
-            check_segment(segment, within=f"{self.uri}/{key}")
-        return key
-
     def _checked(self, key: str) -> str:
-        self._checked_name(key)
+        check_path(key, within=self.uri)
         if self.uri.confinement is not None and self.uri.scheme == "file":
             check_below(self.uri, os.path.join(self.uri.local_path, key))
         return key

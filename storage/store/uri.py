@@ -20,6 +20,7 @@ __all__ = [
     "Scheme",
     "StoreURI",
     "check_name",
+    "check_path",
     "check_segment",
     "is_text",
     "parse_uri",
@@ -86,9 +87,7 @@ class StoreURI:
         Raises:
             InvalidURIError: a segment is empty, "." or "..", or has a forbidden character.
         """
-        for segment in relative.split("/"):
-            check_segment(segment, within=f"{self}/{relative}")
-        path = "/".join(filter(None, (self.path, relative)))
+        path = "/".join(filter(None, (self.path, check_path(relative, within=self))))
         return StoreURI(self.scheme, self.bucket, path, self.confinement)
 
     @property
@@ -171,6 +170,18 @@ def check_segment(segment: str, *, within: object) -> str:
             next_step="Rename the folder, or give another path.",
         )
     return segment
+
+
+def check_path(relative: str, *, within: object) -> str:
+    """Return a path below `within`, such as "a/b", after a check of each segment.
+
+    Raises:
+        InvalidURIError: a segment is empty, "." or "..", or has a forbidden character.
+    """
+    whole = f"{within}/{relative}"
+    for segment in relative.split("/"):
+        check_segment(segment, within=whole)
+    return relative
 
 
 def parse_uri(text: StoreURI | str | os.PathLike[str]) -> StoreURI:

@@ -476,7 +476,12 @@ class StepIndex(StepContents):
             names_by_origin.setdefault(int(row["origin"]), []).append(
                 self._named(int(row["folder"]), row["name"].tobytes())
             )
-        shared = [(self._origin(number), names) for number, names in names_by_origin.items()]
+        origins = self.directory.origins
+        shared = []
+        for number, names in names_by_origin.items():
+            if number > len(origins):
+                raise self.damaged(f"one of {len(origins)} origins", str(number))
+            shared.append((origins[number - 1], names))
         return tuple(
             SharedFiles(step=step, attempt=attempt, files=tuple(sorted(names)))
             for (step, attempt), names in sorted(shared)
@@ -557,11 +562,6 @@ class StepIndex(StepContents):
         if folder >= len(self.directory.folders):
             raise self.damaged(f"one of {len(self.directory.folders)} folders", str(folder))
         return f"{self.directory.folders[folder]}/{name.hex()}"
-
-    def _origin(self, number: int) -> tuple[int, int]:
-        if number > len(self.directory.origins):
-            raise self.damaged(f"one of {len(self.directory.origins)} origins", str(number))
-        return self.directory.origins[number - 1]
 
 
 class _LeafRows(NamedTuple):
