@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -22,7 +22,7 @@ from cairn.interop.placement.decoder_axes import scale_axes
 from cairn.interop.placement.specs import entry_axes
 from cairn.state.adapters.quantization import METHODS, QuantizationSettings, group_length
 from cairn.state.errors import OptimizerError
-from cairn.state.paths import named_leaves
+from cairn.state.paths import is_variable, named_leaves
 from cairn.state.sharding.mesh import sharding_of
 from cairn.state.sharding.specs import short_spec
 
@@ -32,12 +32,23 @@ __all__ = [
     "axes_of",
     "check_trainable",
     "dequantize",
+    "map_parameters",
     "qwix_numerics",
 ]
 
 
 class PackedParam(nnx.Param[Any]):
     """Part of a quantized weight. No change of dtype touches it, floating or not."""
+
+
+def map_parameters(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply a function to the leaves of a tree's parameters; quantized weights stay as they are."""
+
+    def map_node(node: Any) -> Any:
+        is_plain = isinstance(node, nnx.Param) and not isinstance(node, PackedParam)
+        return jax.tree.map(function, node) if is_plain else node
+
+    return jax.tree.map(map_node, tree, is_leaf=is_variable)
 
 
 class QuantizedWeight(nnx.Pytree):

@@ -21,11 +21,11 @@ from cairn.interop.errors import ArgumentError, UnknownModelError
 from cairn.interop.names import TaskType
 from cairn.interop.weights.hub_folder import HUB_SCHEME
 from cairn.state.adapters.models import abstract_model
-from cairn.state.adapters.quantized_weight import PackedParam
+from cairn.state.adapters.quantized_weight import map_parameters
 from cairn.state.checkpointing.processes import agreement
 from cairn.state.errors import OptimizerError, OptimizerNotFoundError
 from cairn.state.model_classes import find, shipped_decoder
-from cairn.state.paths import is_variable, variable_paths
+from cairn.state.paths import variable_paths
 from cairn.state.sharding.mesh import home_of
 from cairn.state.sharding.optimizers import optimizer_shardings
 from cairn.state.sharding.rules import module_plan
@@ -327,11 +327,7 @@ def _with_param_dtype(tree: Any, param_dtype: Any) -> Any:
             return leaf
         return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding)
 
-    def cast_node(node: Any) -> Any:
-        floating = isinstance(node, nnx.Param) and not isinstance(node, PackedParam)
-        return jax.tree.map(cast, node) if floating else node
-
-    return jax.tree.map(cast_node, tree, is_leaf=is_variable)
+    return map_parameters(cast, tree)
 
 
 def _optimizer(

@@ -24,7 +24,7 @@ from cairn.interop.errors import ArgumentError
 from cairn.interop.weights.export import MERGED_ITEM
 from cairn.state.adapters.layers import check_mergeable
 from cairn.state.adapters.models import abstract_model
-from cairn.state.adapters.quantized_weight import PackedParam
+from cairn.state.adapters.quantized_weight import map_parameters
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.gc_pause import pause_gc
 from cairn.state.checkpointing.modules import FlatTrees
@@ -33,7 +33,7 @@ from cairn.state.checkpointing.saves.save_handle import SaveHandle, call_of_save
 from cairn.state.checkpointing.saves.save_options import SaveOptions
 from cairn.state.checkpointing.trees import flatten
 from cairn.state.errors import TreeStructureError
-from cairn.state.paths import arrays_among, is_variable, tree_problems
+from cairn.state.paths import arrays_among, tree_problems
 from cairn.state.states.checkpoint import META_FORMAT, META_VERSION
 from cairn.state.states.description import ModelDescription, describe, items_of
 from cairn.state.states.loadable import refuse_unloadable
@@ -340,11 +340,7 @@ def cast_parameters(tree: Any, dtype: Any) -> Any:
     def cast(leaf: Any) -> Any:
         return leaf.astype(target) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
-    def cast_node(node: Any) -> Any:
-        floating = isinstance(node, nnx.Param) and not isinstance(node, PackedParam)
-        return jax.tree.map(cast, node) if floating else node
-
-    return jax.tree.map(cast_node, tree, is_leaf=is_variable)
+    return map_parameters(cast, tree)
 
 
 def _run_uri(save_directory: str | os.PathLike[str]) -> StoreURI:
