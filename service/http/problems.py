@@ -111,7 +111,13 @@ def problem_from(exc: BaseException, *, instance: str) -> Problem:
     for kind in type(exc).__mro__:
         if kind in _STORAGE:
             status, slug, title = _STORAGE[kind]
-            return _problem(status, slug, title, str(exc), instance, **_extension(exc))
+            # Members beyond RFC 9457's, with which a client decides its next step.
+            more: dict[str, Any] = {}
+            if isinstance(exc, _WITH_PROBLEMS) and exc.problems:
+                more["problems"] = list(exc.problems)
+            elif isinstance(exc, storage_errors.LeaseHeldError):
+                more["holder"] = exc.holder
+            return _problem(status, slug, title, str(exc), instance, **more)
         if kind in _DATABASE:
             return _database_problem(exc, *_DATABASE[kind], instance)
     return _problem(
@@ -263,15 +269,6 @@ def _clipped_lines(value: Any) -> Any:
     if isinstance(value, list):
         return [_clipped_lines(line) for line in value[:_MAX_LINES]]
     return _clipped(value, _MAX_TEXT) if isinstance(value, str) else value
-
-
-def _extension(exc: BaseException) -> dict[str, Any]:
-    """Return members beyond RFC 9457's, with which a client decides its next step."""
-    if isinstance(exc, _WITH_PROBLEMS):
-        return {"problems": list(exc.problems)} if exc.problems else {}
-    if isinstance(exc, storage_errors.LeaseHeldError):
-        return {"holder": exc.holder}
-    return {}
 
 
 def _problem(

@@ -97,7 +97,12 @@ class ScrapedMetrics(Collector):
             if error is not None:
                 logger.warning("metrics leave out %s: %s", name, error)
                 continue
-            yield from _filled(part.families, answer.result())
+            metrics = {family.name: (family, _empty(family)) for family in part.families}
+            for sample in answer.result():
+                family, metric = metrics[sample.name]
+                labels = [sample.labels[label] for label in family.labels]
+                metric.add_metric(labels, sample.value)
+            yield from (metric for _, metric in metrics.values())
         yield problem
 
 
@@ -118,11 +123,3 @@ def _begin(part: MetricSource) -> Future[list[Sample]]:
 def _empty(family: Family) -> GaugeMetricFamily | CounterMetricFamily:
     kind = CounterMetricFamily if family.counter else GaugeMetricFamily
     return kind(family.name, family.what, labels=family.labels)
-
-
-def _filled(families: Iterable[Family], readings: Iterable[Sample]) -> Iterator[Metric]:
-    metrics = {family.name: (family, _empty(family)) for family in families}
-    for reading in readings:
-        family, metric = metrics[reading.name]
-        metric.add_metric([reading.labels[label] for label in family.labels], reading.value)
-    yield from (metric for _, metric in metrics.values())

@@ -33,9 +33,14 @@ def pause_after(
         return _retry_after(response, attempt)
     if response.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
         return None
-    if _is_repeatable(method, headers) or _kind(response) in _NOTHING_DONE:
+    if _is_repeatable(method, headers):
         return _retry_after(response, attempt)
-    return None
+    try:
+        body = response.json()
+    except ValueError:
+        return None
+    is_nothing_done = isinstance(body, dict) and body.get("type") in _NOTHING_DONE
+    return _retry_after(response, attempt) if is_nothing_done else None
 
 
 def pause_after_break(
@@ -52,14 +57,6 @@ def pause_after_break(
 
 def _is_repeatable(method: str, headers: Mapping[str, str] | None) -> bool:
     return method in _UNCHANGING or "Idempotency-Key" in (headers or {})
-
-
-def _kind(response: httpx.Response) -> object:
-    try:
-        body = response.json()
-    except ValueError:
-        return None
-    return body.get("type") if isinstance(body, dict) else None
 
 
 def _retry_after(response: httpx.Response, attempt: int) -> float:

@@ -57,6 +57,11 @@ def list_garbage(console: Console, garbage: Iterable[Garbage]) -> None:
 
 
 def _run(run: Run) -> tuple[Cell, ...]:
+    parent = None
+    if run.lineage is not None:  # named as a run of the same root, else by its URI
+        folder, _, name = run.lineage.run.rpartition("/")
+        is_beside = folder == run.uri.rpartition("/")[0]
+        parent = f"{name if is_beside else run.lineage.run}/steps/{run.lineage.step}"
     return (
         run.root,
         run.name,
@@ -64,17 +69,8 @@ def _run(run: Run) -> tuple[Cell, ...]:
         run.checkpoint_count,
         Size(run.bytes),
         run.created,
-        _parent(run),
+        parent,
     )
-
-
-def _parent(run: Run) -> str | None:
-    """Name the step that a run was forked from: by run name in the same root, else by URI."""
-    if run.lineage is None:
-        return None
-    folder, _, name = run.lineage.run.rpartition("/")
-    parent = name if folder == run.uri.rpartition("/")[0] else run.lineage.run
-    return f"{parent}/steps/{run.lineage.step}"
 
 
 def _checkpoint(checkpoint: Checkpoint) -> tuple[Cell, ...]:

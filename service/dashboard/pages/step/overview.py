@@ -16,7 +16,6 @@ from cairn.service.errors import NotReadyError
 from cairn.service.schemas import Operation
 from cairn.storage.errors import SourceRefusedError
 from cairn.storage.store.disk.confinement import source_folder
-from cairn.storage.store.uri import StoreURI
 
 LOOKED_THROUGH: Final = 200
 """Number of newest operations that are searched for those of the step."""
@@ -31,6 +30,12 @@ def step_page(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
     checkpoint = request.checkpoint()
     aliases = aliases_actions.list_aliases(request.plane, request.root, request.run, refresh=False)
     later = [alias for alias in aliases if alias.step > request.step]
+    # An imported step has its files in another folder, which the settings must permit.
+    refused = None
+    try:
+        source_folder(request.plane.place(request.root, request.run), checkpoint.uri)
+    except SourceRefusedError as exc:
+        refused = exc.next_step
     return request.render(
         "step/overview.html",
         checkpoint=checkpoint,
@@ -41,20 +46,8 @@ def step_page(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
         run=runs.get_run(request.plane, request.root, request.run, refresh=False),
         uri=request.uri,
         operations=operations_of(request.plane, caller, *request.names),
-        refused=_source_problem(request.plane.place(request.root, request.run), checkpoint.uri),
+        refused=refused,
     )
-
-
-def _source_problem(run: StoreURI, files: str) -> str | None:
-    """Return what an administrator can do if the server refuses to open a folder; else None.
-
-    Imported steps have their files in other folders, which the settings must permit.
-    """
-    try:
-        source_folder(run, files)
-    except SourceRefusedError as exc:
-        return exc.next_step
-    return None
 
 
 def operations_of(

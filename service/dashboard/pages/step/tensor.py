@@ -53,6 +53,12 @@ def tensor_page(
     named = {"item": item, "path": path}
     shown = part or _corner(leaf)
     drawable = bool(leaf.shape) and math.prod(leaf.shape) > 0 and not leaf.is_key
+    part_problem = None
+    if drawable and part:
+        try:
+            _check_part(tensors.open_part(step.reader(), item, path, part))
+        except (InvalidRequestError, InvalidSliceError) as exc:
+            part_problem = str(exc)
     planned = None
     if axes:
         body = body_of(PlanRequest, mesh={"axes": axes})
@@ -67,7 +73,7 @@ def tensor_page(
         trail=trail(leaf.path),
         drawable=drawable,
         part=shown,
-        part_problem=_part_problem(step, item, path, part) if drawable and part else None,
+        part_problem=part_problem,
         statistics_url=f"{addresses.step(*request.names, 'tensor/statistics')}?{urlencode(named)}",
         picture_url=f"{addresses.step(*request.names, 'tensor/picture')}?"
         + urlencode({**named, "slice": shown}),
@@ -104,15 +110,6 @@ def picture(
         return Response(png_of(values), headers=HEADERS, media_type="image/png")
 
     return ValueRead(answer, request.http, request.root, tensor_part.held_bytes)
-
-
-def _part_problem(step: OpenStep, item: str, path: str, part: str) -> str | None:
-    """Return the reason why a slice can't be shown; None if it can."""
-    try:
-        _check_part(tensors.open_part(step.reader(), item, path, part))
-    except (InvalidRequestError, InvalidSliceError) as exc:
-        return str(exc)
-    return None
 
 
 def matrix_of(part: TensorPart) -> np.ndarray[Any, Any]:
