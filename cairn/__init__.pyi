@@ -100,6 +100,7 @@ from .storage.runs.fork import fork_run as fork_run
 from .storage.runs.gc import Garbage as Garbage
 from .storage.runs.gc import collect_garbage as collect_garbage
 from .storage.runs.gc import find_garbage as find_garbage
+from .storage.runs.lease import Lease as Lease
 from .storage.runs.promotion import delete_alias as delete_alias
 from .storage.runs.promotion import promote_step as promote_step
 from .storage.runs.records.aliases import Alias as Alias
@@ -109,7 +110,6 @@ from .storage.runs.records.annotations import Damage as Damage
 from .storage.runs.records.attempts import Attempt as Attempt
 from .storage.runs.records.layout import CheckpointRef as CheckpointRef
 from .storage.runs.records.layout import parse_ref as parse_ref
-from .storage.runs.records.lease import Lease as Lease
 from .storage.runs.records.manifest import Manifest as Manifest
 from .storage.runs.records.manifest import ModelInfo as ModelInfo
 from .storage.runs.records.run_info import Lineage as Lineage

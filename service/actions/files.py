@@ -7,7 +7,7 @@ from cairn.service.actions.tensors import version_of
 from cairn.service.http.downloads import NOTHING, StoredFile
 from cairn.service.schemas import StepFile
 from cairn.storage.errors import NotFoundError
-from cairn.storage.runs.records.step_files import FilePlace, file_places, removed_by_owner
+from cairn.storage.runs.step_files import FilePlace, file_places, removed_by_owner
 from cairn.storage.store.open_files import open_files
 
 _NAMED = 20

@@ -5,7 +5,7 @@ from cairn.service.actions.audit import audited
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.runs import get_run
 from cairn.service.schemas import RunTakenOver, RunWriter, TakeOverRequest
-from cairn.storage.runs.records.lease import read_lease
+from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.rollback import take_over
 from cairn.storage.store.clock import from_rfc3339, utc_now
 

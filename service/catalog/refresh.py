@@ -28,7 +28,7 @@ from cairn.storage.errors import (
     StorageError,
     StoreUnavailableError,
 )
-from cairn.storage.runs.records.lease import read_lease
+from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.records.placed import UNREADABLE
 from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.store.clock import utc_now

@@ -14,6 +14,7 @@ from cairn.service.catalog.models import RecordKind as Kind
 from cairn.service.catalog.step_records import damage_body
 from cairn.service.schemas import CheckpointState, Deletion, LostRecord
 from cairn.storage.errors import StorageError
+from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.records.aliases import Alias
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.layout import (
@@ -22,7 +23,6 @@ from cairn.storage.runs.records.layout import (
     parse_alias_file,
     trash_file,
 )
-from cairn.storage.runs.records.lease import read_lease
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.records.placed import UNREADABLE, judge_records, parse_record
 from cairn.storage.runs.records.run_info import RunInfo

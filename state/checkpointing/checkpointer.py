@@ -55,8 +55,8 @@ from cairn.storage.arrays.data_files import Compression
 from cairn.storage.errors import InvalidURIError, PolicyError, SaveError, StorageError
 from cairn.storage.runs.damage import OnDamage, doubtful_steps
 from cairn.storage.runs.history import RunListing
+from cairn.storage.runs.lease import LEASE_TTL_SECONDS
 from cairn.storage.runs.records.layout import check_step, step_dir
-from cairn.storage.runs.records.lease import LEASE_TTL_SECONDS
 from cairn.storage.runs.records.manifest import ModelInfo
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.writer import Writer, default_writer_id

@@ -14,14 +14,14 @@ from cairn.storage.orbax_import.layouts import plain_items
 from cairn.storage.orbax_import.model_map import ModelMap
 from cairn.storage.orbax_import.step_reading import is_as_mapped
 from cairn.storage.runs.records.manifest import Manifest
-from cairn.storage.runs.records.step_files import (
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_files import (
     FilePlace,
     file_places,
     file_problem,
     is_kept,
     listed_problems,
 )
-from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.store.file_checksums import read_files
 from cairn.storage.store.files import FileEntry

@@ -29,7 +29,7 @@ from cairn.storage.runs.records.manifest import (
     PlainStep,
     refuse_crowded_step,
 )
-from cairn.storage.runs.records.step_files import is_kept, removed_by_owner
+from cairn.storage.runs.step_files import is_kept, removed_by_owner
 from cairn.storage.store.file_checksums import read_files
 from cairn.storage.store.files import FileEntry, Files
 from cairn.storage.store.objects import ObjectStore

@@ -55,8 +55,8 @@ from cairn.storage.reading.step_files import check_step_files
 from cairn.storage.runs.records.layout import COMMIT_FILE, INDEX_FILE, iterator_file
 from cairn.storage.runs.records.manifest import Manifest, ObjectRecord, PlainStep
 from cairn.storage.runs.records.step_contents import StepContents
-from cairn.storage.runs.records.step_files import is_kept
 from cairn.storage.runs.records.step_index import StepIndex, open_contents
+from cairn.storage.runs.step_files import is_kept
 from cairn.storage.store.bounds import check_not_oversized
 from cairn.storage.store.deadlines import deadline_after
 from cairn.storage.store.disk.confinement import source_folder

@@ -10,7 +10,7 @@ from typing import Final
 from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.errors import CorruptionError
 from cairn.storage.runs.records.manifest import ObjectRecord
-from cairn.storage.runs.records.step_files import (
+from cairn.storage.runs.step_files import (
     FilePlace,
     file_places,
     file_problem,

@@ -58,7 +58,9 @@ from cairn.storage.runs.records.layout import (
 from cairn.storage.runs.records.manifest import LeafRecord, Manifest, ObjectRecord
 from cairn.storage.runs.records.placed import UNREADABLE
 from cairn.storage.runs.records.step_contents import StepContents
-from cairn.storage.runs.records.step_files import (
+from cairn.storage.runs.records.step_index import StepIndex, whole_contents
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_files import (
     FilePlace,
     file_places,
     file_problem,
@@ -67,8 +69,6 @@ from cairn.storage.runs.records.step_files import (
     removed_by_owner,
     told_problem,
 )
-from cairn.storage.runs.records.step_index import StepIndex, whole_contents
-from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.store.clock import rfc3339
 from cairn.storage.store.file_checksums import forget_cached, read_files

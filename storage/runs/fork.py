@@ -22,6 +22,15 @@ from cairn.storage.errors import (
     RunNotFoundError,
 )
 from cairn.storage.runs.damage import damage_of, refuse_damaged
+from cairn.storage.runs.lease import (
+    LEASE_TTL_SECONDS,
+    begin_attempt,
+    holds_lease,
+    note_durable,
+    read_lease,
+    release,
+    renew,
+)
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.assets import put_assets, read_asset
 from cairn.storage.runs.records.attempts import Attempt, ensure_newest, list_attempts
@@ -37,23 +46,14 @@ from cairn.storage.runs.records.layout import (
     step_dir,
     trash_file,
 )
-from cairn.storage.runs.records.lease import (
-    LEASE_TTL_SECONDS,
-    begin_attempt,
-    holds_lease,
-    note_durable,
-    read_lease,
-    release,
-    renew,
-)
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.records.placed import UNREADABLE, place_of, put_record, read_record
 from cairn.storage.runs.records.run_info import Lineage
 from cairn.storage.runs.records.step_contents import StepContents
-from cairn.storage.runs.records.step_files import file_places, removed_by_owner
 from cairn.storage.runs.records.step_index import StepIndex, whole_contents
 from cairn.storage.runs.run import Run, refuse_inside_run, refuse_lost_run_record
 from cairn.storage.runs.step_copy import CopyReport, copy_step_files
+from cairn.storage.runs.step_files import file_places, removed_by_owner
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.writer import publish_manifest, sync_folder
 from cairn.storage.store.clock import Clock, utc_now

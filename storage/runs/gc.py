@@ -22,6 +22,7 @@ from cairn.storage.errors import (
     StorageError,
     UnsupportedFormatError,
 )
+from cairn.storage.runs.lease import begin_attempt, is_dead, read_lease, release
 from cairn.storage.runs.records.attempts import find_superseded, list_attempts
 from cairn.storage.runs.records.exports import ExportKey, find_export, left_tries
 from cairn.storage.runs.records.layout import (
@@ -32,7 +33,6 @@ from cairn.storage.runs.records.layout import (
     parse_export_manifest,
     step_dir,
 )
-from cairn.storage.runs.records.lease import begin_attempt, is_dead, read_lease, release
 from cairn.storage.runs.retention import PolicyJudge
 from cairn.storage.runs.rollback import last_to_keep
 from cairn.storage.runs.run import Run

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from cairn.storage.errors import CorruptionError, StorageError
+from cairn.storage.runs.lease import Lease, Seen
 from cairn.storage.runs.records.attempts import (
     Attempt,
     AttemptsFound,
@@ -37,7 +38,6 @@ from cairn.storage.runs.records.layout import (
     parse_trash_file,
     trash_file,
 )
-from cairn.storage.runs.records.lease import Lease, Seen
 from cairn.storage.runs.records.placed import UNREADABLE, misplaced, parse_record
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.store.objects import ObjectStore, Versioned

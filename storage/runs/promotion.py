@@ -8,6 +8,7 @@ from typing import NamedTuple, SupportsIndex
 from cairn.storage.errors import CorruptionError
 from cairn.storage.runs.damage import damage_of, refuse_damaged
 from cairn.storage.runs.history import StepKey, certain_holder, overwriting, saved_among
+from cairn.storage.runs.lease import Lease
 from cairn.storage.runs.records.aliases import Alias, AliasEvent, AliasWriter
 from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.records.attempts import judge_attempts
@@ -24,10 +25,9 @@ from cairn.storage.runs.records.layout import (
     trash_file,
     trash_files,
 )
-from cairn.storage.runs.records.lease import Lease
 from cairn.storage.runs.records.placed import UNREADABLE, parse_record, read_run_info
-from cairn.storage.runs.records.step_files import file_places, listed_problems, removed_by_owner
 from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_files import file_places, listed_problems, removed_by_owner
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.trash import held
 from cairn.storage.store.objects import Versioned

@@ -13,6 +13,7 @@ from typing import Final
 
 from cairn.storage.errors import LeaseHeldError, RecordNotLostError
 from cairn.storage.runs.history import History, judge_lease, read_history
+from cairn.storage.runs.lease import LEASE_TTL_SECONDS, Lease, forget_durable
 from cairn.storage.runs.records.aliases import Alias
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.attempts import AttemptRecord
@@ -38,7 +39,6 @@ from cairn.storage.runs.records.layout import (
     step_dir,
     trash_file,
 )
-from cairn.storage.runs.records.lease import LEASE_TTL_SECONDS, Lease, forget_durable
 from cairn.storage.runs.records.manifest import Manifest, ManifestSummary
 from cairn.storage.runs.records.placed import (
     UNREADABLE,

@@ -22,9 +22,9 @@ from cairn.storage.errors import (
 )
 from cairn.storage.runs.damage import damage_of, refuse_damaged
 from cairn.storage.runs.history import read_history
+from cairn.storage.runs.lease import begin_attempt, read_lease, release
 from cairn.storage.runs.records.attempts import Attempt, Kept, counting
 from cairn.storage.runs.records.layout import attempt_file, check_step
-from cairn.storage.runs.records.lease import begin_attempt, read_lease, release
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.runs.trash import held

@@ -36,6 +36,7 @@ from cairn.storage.runs.history import (
     saved_among,
     trashed_steps,
 )
+from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.records.aliases import Aliases
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.attempts import Attempt, judge_attempts, list_attempts
@@ -56,7 +57,6 @@ from cairn.storage.runs.records.layout import (
     step_of,
     trash_file,
 )
-from cairn.storage.runs.records.lease import read_lease
 from cairn.storage.runs.records.manifest import Manifest, ManifestSummary
 from cairn.storage.runs.records.placed import (
     UNREADABLE,

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from cairn.storage.errors import CorruptionError, StorageError
 from cairn.storage.runs.history import History, StepKey
+from cairn.storage.runs.lease import Lease
 from cairn.storage.runs.records.aliases import Alias
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.assets import read_asset
@@ -38,12 +39,11 @@ from cairn.storage.runs.records.layout import (
     step_dir,
     trash_file,
 )
-from cairn.storage.runs.records.lease import Lease
 from cairn.storage.runs.records.manifest import AssetRecord, Manifest, PlainStep
 from cairn.storage.runs.records.placed import UNREADABLE, judge_records, parse_record, read_run_info
 from cairn.storage.runs.records.run_info import RunInfo
-from cairn.storage.runs.records.step_files import removed_by_owner
 from cairn.storage.runs.run import Run, refuse_lost_run_record
+from cairn.storage.runs.step_files import removed_by_owner
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.trash import Hold, Intent, Tombstone
 from cairn.storage.store.disk.confinement import source_folder

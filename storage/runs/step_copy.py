@@ -20,7 +20,7 @@ from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.errors import CorruptionError, NotFoundError
 from cairn.storage.runs.records.layout import COMMIT_FILE
 from cairn.storage.runs.records.manifest import ObjectRecord
-from cairn.storage.runs.records.step_files import (
+from cairn.storage.runs.step_files import (
     file_problem,
     listed_problems,
     missing_problem,

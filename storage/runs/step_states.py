@@ -6,6 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from cairn.storage.notebooks import html_table, never_raises, size_cell
+from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.records.attempts import Attempt, find_superseded
 from cairn.storage.runs.records.layout import (
     ATTEMPTS,
@@ -15,7 +16,6 @@ from cairn.storage.runs.records.layout import (
     parse_step_folder,
     step_dir,
 )
-from cairn.storage.runs.records.lease import read_lease
 from cairn.storage.runs.records.placed import UNREADABLE
 from cairn.storage.runs.step_copy import CopyReport
 from cairn.storage.store.objects import ObjectStore

@@ -40,6 +40,7 @@ from cairn.storage.errors import (
     StepNotFoundError,
     StorageError,
 )
+from cairn.storage.runs.lease import Lease, forget_durable, read_lease
 from cairn.storage.runs.records.attempts import Attempt
 from cairn.storage.runs.records.layout import (
     TRASH,
@@ -57,7 +58,6 @@ from cairn.storage.runs.records.layout import (
     step_dir,
     trash_file,
 )
-from cairn.storage.runs.records.lease import Lease, forget_durable, read_lease
 from cairn.storage.runs.records.placed import (
     judge_records,
     parse_record,

@@ -34,18 +34,7 @@ from cairn.storage.runs.history import (
     read_history,
     seen_in,
 )
-from cairn.storage.runs.records.annotations import Annotation
-from cairn.storage.runs.records.attempts import (
-    Attempt,
-    Kept,
-    ensure_newest,
-    find_superseded,
-    is_begun,
-    judge_attempts,
-    run_removed,
-)
-from cairn.storage.runs.records.layout import annotation_file, check_step, manifest_file
-from cairn.storage.runs.records.lease import (
+from cairn.storage.runs.lease import (
     LEASE_TTL_SECONDS,
     Held,
     Seen,
@@ -58,6 +47,17 @@ from cairn.storage.runs.records.lease import (
     renew,
     start_attempt,
 )
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.attempts import (
+    Attempt,
+    Kept,
+    ensure_newest,
+    find_superseded,
+    is_begun,
+    judge_attempts,
+    run_removed,
+)
+from cairn.storage.runs.records.layout import annotation_file, check_step, manifest_file
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.records.placed import put_record, write_record
 from cairn.storage.runs.run import Run

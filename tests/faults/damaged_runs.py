@@ -18,6 +18,7 @@ import numpy as np
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.errors import StorageError
 from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.lease import Lease
 from cairn.storage.runs.promotion import delete_alias, promote_step
 from cairn.storage.runs.records.aliases import Alias
 from cairn.storage.runs.records.annotations import Annotation
@@ -35,7 +36,6 @@ from cairn.storage.runs.records.layout import (
     parse_ref,
     trash_file,
 )
-from cairn.storage.runs.records.lease import Lease
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.records.run_info import RunInfo

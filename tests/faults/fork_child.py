@@ -8,8 +8,8 @@ from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.errors import RunNotFoundError, StorageError
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.fork import fork_run
+from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.records.layout import INDEX_FILE
-from cairn.storage.runs.records.lease import read_lease
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.run_check import check_run
 from cairn.storage.store.open_files import open_files

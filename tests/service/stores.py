@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from os import PathLike
 
+from cairn.storage.runs.lease import begin_attempt, release
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.attempts import Attempt
 from cairn.storage.runs.records.layout import annotation_file, step_dir, trash_file
-from cairn.storage.runs.records.lease import begin_attempt, release
 from cairn.storage.runs.records.manifest import (
     LeafRecord,
     Manifest,

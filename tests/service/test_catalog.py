@@ -17,8 +17,8 @@ from cairn.service.catalog.models import AuditRow, CheckpointRow, RunRow
 from cairn.service.catalog.refresh import Index, Rebuilt
 from cairn.service.catalog.snapshot import take_snapshot
 from cairn.service.errors import SettingsError
+from cairn.storage.runs.lease import release
 from cairn.storage.runs.records.aliases import AliasWriter
-from cairn.storage.runs.records.lease import release
 from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.store.records import RecordLocation
 from cairn.storage.store.uri import parse_uri

@@ -5,8 +5,8 @@ import pytest
 from sqlalchemy import select
 
 from cairn.service.catalog.models import AuditRow
+from cairn.storage.runs.lease import release
 from cairn.storage.runs.records.layout import manifest_file, step_dir
-from cairn.storage.runs.records.lease import release
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import begin_removal, delete_step
 from tests.service.jobs import done, serving, watch

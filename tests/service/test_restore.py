@@ -7,7 +7,7 @@ import pytest
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs import fork
-from cairn.storage.runs.records.lease import release
+from cairn.storage.runs.lease import release
 from cairn.storage.runs.run import Run
 from tests.service.commands import cairn_here
 from tests.service.jobs import done, save_llama, serving, watch

@@ -7,7 +7,7 @@ from typing import Final
 
 from cairn.service.command.doctor.findings import Finding, Outcome
 from cairn.storage.errors import StorageError, StoreCheckError
-from cairn.storage.runs.records.lease import CLOCK_MARGIN_SECONDS
+from cairn.storage.runs.lease import CLOCK_MARGIN_SECONDS
 from cairn.storage.store.deadlines import deadline_after, deadline_seconds_left
 from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI

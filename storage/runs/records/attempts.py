@@ -339,7 +339,7 @@ def create_attempt(objects: ObjectStore, attempt: Attempt) -> Attempt | None:
     """Create the attempt's record and return the attempt; return None if its number was taken.
 
     Only the holder of the lease may call this; see
-    `cairn.storage.runs.records.lease.begin_attempt`.
+    `cairn.storage.runs.lease.begin_attempt`.
     """
     record = AttemptRecord(
         base_step=attempt.base_step,

@@ -9,8 +9,8 @@ from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.annotate import annotation_of
 from cairn.storage.runs.gc import collect_garbage
+from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.records.exports import exports_of_run
-from cairn.storage.runs.records.lease import read_lease
 from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.runs.run_check import check_run
 from cairn.storage.runs.step_states import StepState

@@ -31,6 +31,7 @@ from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.annotate import annotate_run, annotate_step, note_verified
 from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.gc import collect_garbage
+from cairn.storage.runs.lease import DEAD_AFTER_SECONDS
 from cairn.storage.runs.promotion import delete_alias, promote_step
 from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.records.exports import (
@@ -39,7 +40,6 @@ from cairn.storage.runs.records.exports import (
     ExportManifest,
     publish_export,
 )
-from cairn.storage.runs.records.lease import DEAD_AFTER_SECONDS
 from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.retention import RetentionPolicy, apply_retention
 from cairn.storage.runs.rollback import roll_back, take_over

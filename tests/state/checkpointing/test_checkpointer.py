@@ -26,10 +26,10 @@ from cairn.storage.errors import (
     UnsupportedLeafError,
 )
 from cairn.storage.reading.verify import verify_step
+from cairn.storage.runs.lease import begin_attempt, read_lease
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.layout import CheckpointRef, attempt_file
-from cairn.storage.runs.records.lease import begin_attempt, read_lease
 from cairn.storage.runs.records.manifest import ModelInfo
 from cairn.storage.runs.resolution import resolve_step
 from cairn.storage.runs.retention import step_facts

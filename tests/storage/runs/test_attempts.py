@@ -13,6 +13,15 @@ from cairn.storage.errors import (
     StoreUnavailableError,
     UnsupportedFormatError,
 )
+from cairn.storage.runs.lease import (
+    CLOCK_MARGIN_SECONDS,
+    Lease,
+    begin_attempt,
+    holds_lease,
+    read_lease,
+    release,
+    renew,
+)
 from cairn.storage.runs.records.attempts import (
     Attempt,
     counting,
@@ -22,15 +31,6 @@ from cairn.storage.runs.records.attempts import (
     list_attempts,
 )
 from cairn.storage.runs.records.layout import LEASE_FILE, RUN_FILE, attempt_file
-from cairn.storage.runs.records.lease import (
-    CLOCK_MARGIN_SECONDS,
-    Lease,
-    begin_attempt,
-    holds_lease,
-    read_lease,
-    release,
-    renew,
-)
 from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.store.clock import from_rfc3339, rfc3339

@@ -15,9 +15,9 @@ from cairn.storage.errors import (
 )
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.fork import abandon_fork, fork_run
+from cairn.storage.runs.lease import begin_attempt, read_lease
 from cairn.storage.runs.records.attempts import list_attempts
 from cairn.storage.runs.records.layout import annotation_file, asset_file
-from cairn.storage.runs.records.lease import begin_attempt, read_lease
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.trash import delete_step

@@ -15,8 +15,8 @@ from cairn.storage.errors import (
 )
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.fork import abandon_fork, fork_run
+from cairn.storage.runs.lease import LEASE_TTL_SECONDS, begin_attempt, read_lease
 from cairn.storage.runs.records.layout import manifest_file
-from cairn.storage.runs.records.lease import LEASE_TTL_SECONDS, begin_attempt, read_lease
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.run_check import check_run
 from cairn.storage.runs.step_states import StepInfo

@@ -6,17 +6,17 @@ import pytest
 
 from cairn.storage.errors import FencedError, StepNotFoundError
 from cairn.storage.runs.gc import collect_garbage, find_garbage
-from cairn.storage.runs.records.aliases import AliasWriter
-from cairn.storage.runs.records.attempts import ensure_newest
-from cairn.storage.runs.records.exports import ExportKey, ExportManifest, publish_export
-from cairn.storage.runs.records.layout import CheckpointRef, annotation_file, manifest_file
-from cairn.storage.runs.records.lease import (
+from cairn.storage.runs.lease import (
     DEAD_AFTER_SECONDS,
     LEASE_TTL_SECONDS,
     begin_attempt,
     release,
     renew,
 )
+from cairn.storage.runs.records.aliases import AliasWriter
+from cairn.storage.runs.records.attempts import ensure_newest
+from cairn.storage.runs.records.exports import ExportKey, ExportManifest, publish_export
+from cairn.storage.runs.records.layout import CheckpointRef, annotation_file, manifest_file
 from cairn.storage.runs.resolution import resolve_step
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import (

@@ -21,6 +21,7 @@ from cairn.storage.errors import (
 )
 from cairn.storage.runs.annotate import annotate_step
 from cairn.storage.runs.gc import collect_garbage, find_garbage
+from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.attempts import (
     AttemptRecord,
@@ -39,7 +40,6 @@ from cairn.storage.runs.records.layout import (
     parse_ref,
     trash_file,
 )
-from cairn.storage.runs.records.lease import read_lease
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.resolution import resolve_step

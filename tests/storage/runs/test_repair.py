@@ -16,6 +16,7 @@ from cairn.storage.errors import (
     UnsupportedFormatError,
 )
 from cairn.storage.runs import repair
+from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.exports import ExportFile, ExportKey, ExportManifest, publish_export
@@ -30,7 +31,6 @@ from cairn.storage.runs.records.layout import (
     manifest_file,
     trash_file,
 )
-from cairn.storage.runs.records.lease import read_lease
 from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.rollback import roll_back

@@ -9,9 +9,9 @@ from cairn.storage.errors import (
     StepInUseError,
     StepNotFoundError,
 )
+from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.layout import attempt_file
-from cairn.storage.runs.records.lease import read_lease
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.trash import ANNOUNCED_SECONDS, declare, delete_step
 from cairn.storage.runs.writer import Writer

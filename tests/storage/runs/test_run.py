@@ -15,6 +15,7 @@ from cairn.storage.errors import (
     StepNotFoundError,
     UnsupportedFormatError,
 )
+from cairn.storage.runs.lease import begin_attempt, release
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.records.layout import (
     RUN_FILE,
@@ -24,7 +25,6 @@ from cairn.storage.runs.records.layout import (
     step_dir,
     trash_file,
 )
-from cairn.storage.runs.records.lease import begin_attempt, release
 from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.resolution import resolve_checkpoint, resolve_step
 from cairn.storage.runs.run import Run, list_runs

@@ -1,7 +1,7 @@
 import pytest
 
 from cairn.storage.errors import FencedError, NotFoundError, SaveError, StoreUnavailableError
-from cairn.storage.runs.records import lease
+from cairn.storage.runs import lease
 from cairn.storage.runs.records.layout import annotation_file
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.writer import Writer, sync_folder

@@ -9,12 +9,12 @@ from cairn.storage.arrays.data_files import StoredFile
 from cairn.storage.arrays.orbax_tree import StoredForm
 from cairn.storage.arrays.paged_table import TableLocation
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
+from cairn.storage.runs.lease import Lease, begin_attempt
 from cairn.storage.runs.records.aliases import Alias
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.attempts import list_attempts
 from cairn.storage.runs.records.exports import ExportFile, ExportManifest, LeftFile, LeftTry
 from cairn.storage.runs.records.layout import alias_file, attempt_file
-from cairn.storage.runs.records.lease import Lease, begin_attempt
 from cairn.storage.runs.records.manifest import AssetRecord, LeafRecord, Manifest, ObjectRecord
 from cairn.storage.runs.records.step_index import IndexDirectory
 from cairn.storage.runs.run import Run, RunInfo

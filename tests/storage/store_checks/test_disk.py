@@ -9,7 +9,7 @@ import pytest
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.errors import StoreCheckError, StoreFullError
-from cairn.storage.runs.records.lease import begin_attempt, read_lease
+from cairn.storage.runs.lease import begin_attempt, read_lease
 from cairn.storage.runs.run import Run
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store_checks import mounts

@@ -12,8 +12,8 @@ from cairn.storage.errors import LeaseHeldError, StoreCheckError, StoreUnavailab
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.gc import find_garbage
+from cairn.storage.runs.lease import begin_attempt, read_lease
 from cairn.storage.runs.records.attempts import list_attempts
-from cairn.storage.runs.records.lease import begin_attempt, read_lease
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.runs.writer import Writer
@@ -335,7 +335,7 @@ def test_a_forked_process_asks_for_itself(gcs, bucket_root):
 AT_EXIT = """
 import sys
 from cairn.storage.errors import LeaseHeldError
-from cairn.storage.runs.records.lease import begin_attempt
+from cairn.storage.runs.lease import begin_attempt
 from cairn import ObjectStore
 try:
     begin_attempt(ObjectStore.open(sys.argv[1]), writer="job", base_step=-1)

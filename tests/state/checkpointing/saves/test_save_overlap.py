@@ -15,7 +15,7 @@ from cairn.state.checkpointing.saves import save_job
 from cairn.state.checkpointing.saves.save_handle import SaveHandle
 from cairn.state.checkpointing.saves.saves import HostTrees
 from cairn.storage.errors import LeaseHeldError, SaveError
-from cairn.storage.runs.records.lease import read_lease
+from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.rollback import last_to_keep
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
