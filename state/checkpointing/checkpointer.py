@@ -30,7 +30,10 @@ from cairn.state.checkpointing.saves.dedup import Dedup, DedupSources
 from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
 from cairn.state.checkpointing.saves.engine import begin_step, orbax_folder
 from cairn.state.checkpointing.saves.host_buffers import HostBuffers
+from cairn.state.checkpointing.saves.host_trees import HostTrees, Memory, copies_of
+from cairn.state.checkpointing.saves.leaf_records import kinds_of_leaves
 from cairn.state.checkpointing.saves.pinned_warmup import PinnedWarmup
+from cairn.state.checkpointing.saves.preparation import PreparedTree, Save, prepare
 from cairn.state.checkpointing.saves.save_handle import SaveHandle, SaveState, pop_call_time
 from cairn.state.checkpointing.saves.save_job import SaveJob, failure, job_environment
 from cairn.state.checkpointing.saves.save_metrics import (
@@ -40,15 +43,6 @@ from cairn.state.checkpointing.saves.save_metrics import (
     record_started,
 )
 from cairn.state.checkpointing.saves.save_options import SaveOptions
-from cairn.state.checkpointing.saves.saves import (
-    HostTrees,
-    Memory,
-    PreparedTree,
-    Save,
-    copies_of,
-    kinds_of_leaves,
-    prepare,
-)
 from cairn.state.checkpointing.saves.staging import pinned_budget
 from cairn.state.checkpointing.skipped_steps import pop_skipped
 from cairn.storage.arrays.data_files import Compression

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.restore import restore_item
-from cairn.state.checkpointing.saves import host_arrays, saves
+from cairn.state.checkpointing.saves import host_arrays, host_trees, preparation
 from cairn.state.checkpointing.saves.host_arrays import Transfers
 from cairn.state.checkpointing.trees import flatten
 from cairn.storage.store.objects import ObjectStore
@@ -139,7 +139,7 @@ def memory_of(run: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if run.endswith("waves"):
             stack.enter_context(devices_elsewhere(WINDOW_BYTES))
-        for module in (host_arrays, saves):
+        for module in (host_arrays, host_trees, preparation):
             here = not run.endswith("waves")
             stack.enter_context(mock.patch.object(module, "on_host", lambda here=here: here))
         yield

@@ -25,8 +25,10 @@ from cairn.state.checkpointing.saves import listeners
 from cairn.state.checkpointing.saves.dedup import DedupSources, WrittenTree
 from cairn.state.checkpointing.saves.engine import TEMPORARY, StepWrite, commit_text
 from cairn.state.checkpointing.saves.file_check import check_files
+from cairn.state.checkpointing.saves.host_trees import HostTrees
+from cairn.state.checkpointing.saves.leaf_records import with_digests
+from cairn.state.checkpointing.saves.preparation import Save
 from cairn.state.checkpointing.saves.save_handle import SaveHandle
-from cairn.state.checkpointing.saves.saves import HostTrees, Save, with_digests
 from cairn.storage.arrays.data_files import StoredFile
 from cairn.storage.arrays.ocdbt import ValueRef
 from cairn.storage.errors import FencedError, SaveError, StorageError, translate_error

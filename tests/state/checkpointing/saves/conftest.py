@@ -4,27 +4,33 @@ import threading
 
 import pytest
 
-from cairn.state.checkpointing.saves import host_arrays, pinned_warmup, saves, tree_writer
+from cairn.state.checkpointing.saves import (
+    host_arrays,
+    host_trees,
+    pinned_warmup,
+    preparation,
+    tree_writer,
+)
 
 
 @pytest.fixture
 def elsewhere(monkeypatch):
     """The devices' memory is not the host's."""
-    for module in (host_arrays, saves):
+    for module in (host_arrays, host_trees, preparation):
         monkeypatch.setattr(module, "on_host", lambda: False)
 
 
 @pytest.fixture(params=["transfers", "pinned"])
 def accelerator(request, monkeypatch, elsewhere):
     """The devices' memory is not the host's; on a GPU copies go to pinned memory."""
-    for module in (host_arrays, saves):
+    for module in (host_arrays, host_trees):
         monkeypatch.setattr(module, "on_gpu", lambda: request.param == "pinned")
 
 
 @pytest.fixture
 def pinned(monkeypatch, elsewhere):
     """The devices are those of a GPU."""
-    for module in (host_arrays, saves, pinned_warmup):
+    for module in (host_arrays, host_trees, pinned_warmup):
         monkeypatch.setattr(module, "on_gpu", lambda: True)
 
 

@@ -18,7 +18,8 @@ from cairn.state.checkpointing.device_digests import (
     has_digest,
     start_digests,
 )
-from cairn.state.checkpointing.saves import saves, tree_writer
+from cairn.state.checkpointing.saves import tree_writer
+from cairn.state.checkpointing.saves.dedup import Dedup
 from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
 from cairn.state.checkpointing.saves.host_arrays import DeferredLeaf, Transfers
 from cairn.storage.errors import SaveError
@@ -118,14 +119,14 @@ def test_an_array_that_was_to_be_linked_is_copied_if_its_file_is_damaged(frozen,
 
 def test_a_save_fails_if_what_it_was_to_link_is_damaged_and_donated(frozen, monkeypatch):
     damage_values(frozen.checkpointer, "model")
-    link = saves.Dedup.reuse
+    link = Dedup.reuse
     donated = threading.Event()
 
     def reused(*args, **options):
         assert donated.wait(60)
         return link(*args, **options)
 
-    monkeypatch.setattr(saves.Dedup, "reuse", reused)
+    monkeypatch.setattr(Dedup, "reuse", reused)
     handle = frozen.save(2)
     frozen.base.delete()
     donated.set()

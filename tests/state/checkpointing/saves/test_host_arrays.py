@@ -18,7 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDev
 from cairn.state.checkpointing import checkpointer as checkpointer_module
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.restore import restore_item
-from cairn.state.checkpointing.saves import host_arrays, save_job, saves, tree_writer
+from cairn.state.checkpointing.saves import host_arrays, host_trees, save_job, tree_writer
 from cairn.state.checkpointing.saves.host_arrays import Transfers, host_views, viewed
 from cairn.storage.arrays import chunks as chunk_shape
 from cairn.storage.errors import UnsupportedLeafError
@@ -348,13 +348,13 @@ def test_traced_values_are_left_to_be_refused(dtype):
 def test_the_caller_waits_for_no_more_than_the_leaves_to_be_held(root_uri, monkeypatch):
     """What there is to say of each is worked out while training goes on."""
     threads = []
-    described = saves.HostTrees.describe
+    described = host_trees.HostTrees.describe
 
     def watched(items):
         threads.append(threading.current_thread().name)
         described(items)
 
-    monkeypatch.setattr(saves.HostTrees, "describe", watched)
+    monkeypatch.setattr(host_trees.HostTrees, "describe", watched)
     tree = {"a": jnp.ones(3), "b": put(floats(8, 8), "fsdp"), "c": floats(2), "d": 3}
     with Checkpointer(root_uri / "run") as checkpointer:
         handle = checkpointer.save(1, {"model": tree}, meta={})
@@ -364,13 +364,13 @@ def test_the_caller_waits_for_no_more_than_the_leaves_to_be_held(root_uri, monke
 
 
 def test_a_numpy_array_of_another_shape_by_then_is_saved_as_it_was(root_uri, monkeypatch):
-    start, ready = threading.Event(), saves.HostTrees.describe
+    start, ready = threading.Event(), host_trees.HostTrees.describe
 
     def later(items):
         start.wait(60)
         ready(items)
 
-    monkeypatch.setattr(saves.HostTrees, "describe", later)
+    monkeypatch.setattr(host_trees.HostTrees, "describe", later)
     given = floats(4, 6)
     with Checkpointer(root_uri / "run") as checkpointer:
         handle = checkpointer.save(1, {"model": {"a": given}}, meta={})

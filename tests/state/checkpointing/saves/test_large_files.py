@@ -10,8 +10,9 @@ from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.modules import TreePlan
 from cairn.state.checkpointing.saves.dedup import Dedup
 from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
+from cairn.state.checkpointing.saves.host_trees import HostTrees
+from cairn.state.checkpointing.saves.preparation import prepare
 from cairn.state.checkpointing.saves.save_options import SaveOptions
-from cairn.state.checkpointing.saves.saves import HostTrees, prepare
 from cairn.storage.arrays import data_file_writers
 from cairn.storage.arrays.data_file_writers import (
     MAX_FILE_BYTES,

@@ -12,8 +12,8 @@ from cairn.state.checkpointing import checkpointer as checkpointer_module
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.restore import restore_item
 from cairn.state.checkpointing.saves import save_job
+from cairn.state.checkpointing.saves.host_trees import HostTrees
 from cairn.state.checkpointing.saves.save_handle import SaveHandle
-from cairn.state.checkpointing.saves.saves import HostTrees
 from cairn.storage.errors import LeaseHeldError, SaveError
 from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.rollback import last_to_keep

@@ -22,8 +22,9 @@ from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.restore import restore_item
 from cairn.state.checkpointing.saves import (
     host_arrays,
+    host_trees,
     pinned_warmup,
-    saves,
+    preparation,
     staging,
     tree_writer,
 )
@@ -360,7 +361,7 @@ def test_after_an_interrupt_the_next_save_goes_on(tmp_path, accelerator, monkeyp
 
     with Checkpointer(tmp_path / "run") as checkpointer:
         with monkeypatch.context() as patch:
-            patch.setattr(saves.HostTrees, "copy_rest", interrupted)
+            patch.setattr(host_trees.HostTrees, "copy_rest", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 checkpointer.save(1, {"model": tree})
         with pytest.raises(SaveError, match="the save was interrupted"):
@@ -643,7 +644,7 @@ def test_no_more_than_the_limit_or_one_leaf_is_ever_copied(gpu, rows, limit, pla
         for each in (list(enumerate(rows))[::2], list(enumerate(rows))[1::2])
     ]
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        for module in (host_arrays, saves, pinned_warmup):
+        for module in (host_arrays, host_trees, pinned_warmup, preparation):
             for name, value in (("on_host", False), ("on_gpu", gpu)):
                 if hasattr(module, name):
                     patch.setattr(module, name, lambda value=value: value)
@@ -663,11 +664,12 @@ import sys
 import jax, jax.numpy as jnp, numpy as np
 from benchmarks.storage_memory import PeakMemory
 from cairn import Checkpointer
-from cairn.state.checkpointing.saves import host_arrays, saves
+from cairn.state.checkpointing.saves import host_arrays, host_trees, preparation
 
 root, kind, limit = sys.argv[1], sys.argv[2], int(sys.argv[3]) << 20 or None
 if kind == "elsewhere":
-    host_arrays.on_host = saves.on_host = lambda: False
+    for module in (host_arrays, host_trees, preparation):
+        module.on_host = lambda: False
     made = jax.jit(lambda n: jnp.full((1 << 22,), n, jnp.float32))
     tree = {f"w{n}": jax.block_until_ready(made(float(n))) for n in range(24)}
 else:
