@@ -32,6 +32,7 @@ from cairn.state.checkpointing.saves.save_handle import SaveHandle, SaveState, c
 from cairn.state.checkpointing.skipped_steps import record_skipped
 from cairn.state.drop_in.item_args import (
     SINGLE_ITEM,
+    Kinds,
     TreeTarget,
     in_layouts,
     kinds_of,
@@ -176,7 +177,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
                 found=type(handler_registry).__name__,
                 next_step="Leave it out; StandardSave and the like say what an item is.",
             )
-        self._kinds = _kinds(checkpointers, item_names, item_handlers)
+        self._item_kinds = _kinds(checkpointers, item_names, item_handlers)
+        self._kinds = self._item_kinds.by_name
         self._is_single: bool | None = None  # open until the first save, as with Orbax
         if self._kinds:
             self._is_single = False
@@ -380,7 +382,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         if args is None:
             if items is None:
                 raise PolicyError("nothing to save", path="args", expected="items", found="None")
-            args = legacy_args(items, save_kwargs, self._kinds, saving=True)
+            args = legacy_args(items, save_kwargs, self._item_kinds, saving=True)
         if self._options.read_only:
             logger.warning("%s: read_only, step %d is not saved", self._uri, number)
             return False
@@ -658,7 +660,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         if directory is not None and parse_uri(directory) != self._uri:
             read_only = ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0)
             with CheckpointManager(directory, options=read_only, damaged=self._damaged) as other:
-                other._kinds = self._kinds
+                other._kinds, other._item_kinds = self._kinds, self._item_kinds
                 return other.restore(step, items, restore_kwargs, None, args)
         self._settle()
         info = self._listed(step)
@@ -692,7 +694,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
     ) -> "_RestoreRequest":
         stored = StoredItems(self._run, info)
         if args is None and (items is not None or restore_kwargs is not None):
-            args = legacy_args(items, restore_kwargs, self._kinds, saving=False)
+            args = legacy_args(items, restore_kwargs, self._item_kinds, saving=False)
         kinds = stored.kinds
         if args is None and stored.single and stored.unnamed is not None:
             kinds = {stored.unnamed: kinds[stored.unnamed]}  # not the metrics of adopted steps
@@ -841,10 +843,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         )
 
 
-def _kinds(
-    checkpointers: Any, item_names: Sequence[str] | None, item_handlers: Any
-) -> dict[str, bool | None] | None:
-    """Return, by name, whether each item is a tree; None for a manager of one unnamed item.
+def _kinds(checkpointers: Any, item_names: Sequence[str] | None, item_handlers: Any) -> Kinds:
+    """Return what the manager's arguments say of its items.
 
     Raises:
         PolicyError: it was told twice.
@@ -866,11 +866,10 @@ def _kinds(
         )
     handlers = checkpointers if checkpointers is not None else item_handlers
     if isinstance(handlers, Mapping):
-        return kinds_of({**dict.fromkeys(item_names or ()), **handlers})
+        return Kinds(kinds_of({**dict.fromkeys(item_names or ()), **handlers}))
     if handlers is not None:
-        kinds_of({SINGLE_ITEM: handlers})
-        return None
-    return None if item_names is None else kinds_of(dict.fromkeys(item_names))
+        return Kinds(None, kinds_of({SINGLE_ITEM: handlers})[SINGLE_ITEM])
+    return Kinds(None if item_names is None else kinds_of(dict.fromkeys(item_names)))
 
 
 def _raise(error: Exception) -> None:

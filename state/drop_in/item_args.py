@@ -20,6 +20,7 @@ from cairn.state.checkpointing.trees import flatten
 from cairn.state.drop_in.containers import Containers, is_empty
 from cairn.state.drop_in.single_values import (
     RESTORE_ARGS,
+    SAVE_ARGS,
     VALUE,
     SingleValue,
     as_json,
@@ -31,6 +32,7 @@ from cairn.storage.errors import TreeMismatchError, UnsupportedFormatError
 __all__ = [
     "SINGLE_ITEM",
     "Kind",
+    "Kinds",
     "SaveItems",
     "TreeTarget",
     "in_layouts",
@@ -44,7 +46,6 @@ SINGLE_ITEM: Final = "state"
 
 _TREE_SAVES: Final = (ocp.args.StandardSave, ocp.args.PyTreeSave)
 _TREE_RESTORES: Final = (ocp.args.StandardRestore, ocp.args.PyTreeRestore)
-_JSON_HANDLERS: Final = (ocp.JsonCheckpointHandler,)
 _HELD: Final[Mapping["Kind", str]] = {
     "tree": "a tree",
     "json": "JSON",
@@ -62,16 +63,41 @@ _TARGETS: Final = (
 )
 """Leaves of targets that say what to make."""
 
-_TREE_HANDLERS: Final = (ocp.PyTreeCheckpointHandler, ocp.StandardCheckpointHandler)
-_VALUE_HANDLERS: Final = (
-    ocp.ArrayCheckpointHandler,
-    ocp.JaxRandomKeyCheckpointHandler,
-    ocp.NumpyRandomKeyCheckpointHandler,
-)
-
 
 Kind = Literal["tree", "json", "iterator"] | SingleValue
 """Kind of an item; an iterator is one of Grain's, whose arguments are Grain's own."""
+
+
+_HANDLERS: Final[Mapping[type[Any], Kind]] = {
+    ocp.PyTreeCheckpointHandler: "tree",
+    ocp.StandardCheckpointHandler: "tree",
+    ocp.JsonCheckpointHandler: "json",
+    ocp.ArrayCheckpointHandler: "array",
+    ocp.JaxRandomKeyCheckpointHandler: "jax key",
+    ocp.NumpyRandomKeyCheckpointHandler: "numpy state",
+}
+_LEGACY_SAVES: Final[Mapping[Kind, type[Any]]] = {
+    "tree": ocp.args.PyTreeSave,
+    "json": ocp.args.JsonSave,
+    **{kind: save for save, kind in SAVE_ARGS.items()},
+}
+_LEGACY_RESTORES: Final[Mapping[Kind, type[Any]]] = {
+    "tree": ocp.args.PyTreeRestore,
+    "json": ocp.args.JsonRestore,
+    **dict(RESTORE_ARGS.items()),
+}
+
+
+class Kinds(NamedTuple):
+    """What a manager's handlers say of its items.
+
+    Attributes:
+        by_name: kind of each named item, None if that is open; None for one item without a name.
+        single: kind of that one item.
+    """
+
+    by_name: dict[str, Kind | None] | None
+    single: Kind | None = None
 
 
 class SaveItems(NamedTuple):
@@ -296,13 +322,13 @@ def _not_read(item_args: Any) -> list[str]:
     return problems
 
 
-def legacy_args(items: Any, kwargs: Any, names: Mapping[str, Any] | None, *, saving: bool) -> Any:
+def legacy_args(items: Any, kwargs: Any, kinds: Kinds, *, saving: bool) -> Any:
     """Return the `args` that `save(step, items, save_kwargs)`, or such a `restore`, means.
 
     Args:
-        items: one tree, or trees by name.
-        kwargs: more for one tree, or by name.
-        names: what the manager was made with: a handler for each item; None for one item.
+        items: one item, or items by name.
+        kwargs: more for one item, or by name.
+        kinds: what the manager was made with.
         saving: whether it is a save.
 
     Raises:
@@ -310,42 +336,44 @@ def legacy_args(items: Any, kwargs: Any, names: Mapping[str, Any] | None, *, sav
     """
     if isinstance(items, ocp.args.CheckpointArgs):
         _refuse([f"{_kind(items)} as items"], f"args={_kind(items)}(...), by its name")
-    tree: Callable[..., Any] = ocp.args.PyTreeSave if saving else ocp.args.PyTreeRestore
-    text: Callable[..., Any] = ocp.args.JsonSave if saving else ocp.args.JsonRestore
-    if names is None:
-        return tree(items, **(kwargs or {}))
+    classes = _LEGACY_SAVES if saving else _LEGACY_RESTORES
+    if kinds.by_name is None:
+        return _legacy(classes[kinds.single or "tree"], items, kwargs)
     items, kwargs = items or {}, kwargs or {}
     return ocp.args.Composite(
         **{
-            name: (text if names.get(name) is False else tree)(
-                items.get(name), **(kwargs.get(name) or {})
+            name: _legacy(
+                classes[kinds.by_name.get(name) or "tree"], items.get(name), kwargs.get(name)
             )
             for name in {**items, **kwargs}
         }
     )
 
 
-def kinds_of(handlers: Mapping[str, Any]) -> dict[str, bool | None]:
-    """Return whether each item is a tree, by its Orbax handler; None if that is open.
+def _legacy(make: type[Any], item: Any, kwargs: Any) -> Any:
+    """Return arguments of an item; what NumPy or JAX restores by itself takes no item."""
+    names = {field.name for field in dataclasses.fields(make)}
+    return make(**({"item": item} if "item" in names else {}), **(kwargs or {}))
+
+
+def kinds_of(handlers: Mapping[str, Any]) -> dict[str, Kind | None]:
+    """Return the kind of each item, by its Orbax handler; None if that is open.
 
     Raises:
         UnsupportedFormatError: handlers of other kinds of items; all are listed.
     """
-    kinds: dict[str, bool | None] = {}
+    kinds: dict[str, Kind | None] = {}
     problems = []
     for name, entry in handlers.items():
         handler = getattr(entry, "handler", entry)  # a checkpointer has one
-        if handler is None or isinstance(
-            handler, (*_VALUE_HANDLERS, *_of_grain("CheckpointHandler"))
-        ):
+        if handler is None or isinstance(handler, _of_grain("CheckpointHandler")):
             kinds[name] = None
-        elif isinstance(handler, _TREE_HANDLERS):
-            kinds[name] = True
-        elif isinstance(handler, _JSON_HANDLERS):
-            kinds[name] = False
-        else:
+            continue
+        kind = next((kind for cls, kind in _HANDLERS.items() if isinstance(handler, cls)), None)
+        kinds[name] = kind
+        if kind is None:
             problems.append(f"{name}: {_kind(handler)}")
-    _refuse(problems, "handlers of PyTree, Standard or Json items, or Grain's")
+    _refuse(problems, "handlers of PyTree, Standard, Json, Array or random key items, or Grain's")
     return kinds
 
 
@@ -396,9 +424,18 @@ def tree_target(
         metadata: gives Orbax's metadata of the item.
 
     Raises:
+        UnsupportedFormatError: the tree is one leaf, without a key.
         TreeMismatchError: a leaf is asked for in another shape or dtype than it has, or is to go to
             devices that are not there, or can't be restored into; all are listed.
     """
+    if {*stored, *texts} == {""}:
+        raise UnsupportedFormatError(
+            "a tree that is one leaf",
+            path=name,
+            expected="a tree whose leaves have keys",
+            found="a leaf without a key",
+            next_step='Read it with CheckpointReader.read(item, "").',
+        )
     item = None if item_args is None else item_args.item
     fixed = isinstance(
         item_args, ocp.args.PyTreeRestore

@@ -12,6 +12,7 @@ import orbax.checkpoint as ocp
 
 __all__ = [
     "RESTORE_ARGS",
+    "SAVE_ARGS",
     "VALUE",
     "SingleValue",
     "as_json",
@@ -25,7 +26,7 @@ SingleValue = Literal["array", "jax key", "numpy state"]
 VALUE: Final = "value"
 """Path of the only leaf."""
 
-_SAVE_ARGS: Final[Mapping[type, SingleValue]] = {
+SAVE_ARGS: Final[Mapping[type, SingleValue]] = {
     ocp.args.ArraySave: "array",
     ocp.args.JaxRandomKeySave: "jax key",
     ocp.args.NumpyRandomKeySave: "numpy state",
@@ -39,7 +40,7 @@ RESTORE_ARGS: Final[Mapping[SingleValue, type[Any]]] = {
 
 def kind_of(item_args: Any) -> SingleValue | None:
     """Return the kind of value that arguments of a save hold; None for other arguments."""
-    return _SAVE_ARGS.get(type(item_args))
+    return SAVE_ARGS.get(type(item_args))
 
 
 def problem_of(kind: SingleValue, item: Any) -> str:

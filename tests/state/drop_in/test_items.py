@@ -171,6 +171,29 @@ def test_items_that_are_one_value_come_back_as_with_orbax(tmp_path: Path) -> Non
     assert_same(without_args, trees[1])
 
 
+@pytest.mark.parametrize(
+    ("handler", "item"),
+    [
+        (ocp.JsonCheckpointHandler, {"a": [1, None]}),
+        (ocp.ArrayCheckpointHandler, np.arange(4)),
+        (ocp.NumpyRandomKeyCheckpointHandler, np.random.get_state()),
+    ],
+)
+def test_a_handler_says_what_an_item_without_args_is(
+    tmp_path: Path, handler: Any, item: Any
+) -> None:
+    for number, (handlers, given) in enumerate(
+        [(handler(), item), ({"x": handler()}, {"x": item})]
+    ):
+        with CheckpointManager(tmp_path / f"{number}", item_handlers=handlers) as manager:
+            manager.save(1, given)
+            manager.wait_until_finished()
+            asked = [manager.restore(1), manager.restore(1, None if number == 0 else {"x": None})]
+        for restored in asked:
+            restored = restored if number == 0 else restored["x"]
+            assert jax.tree.all(jax.tree.map(np.array_equal, restored, item))
+
+
 @pytest.mark.parametrize("key", [ROTATED, jax.random.split(ROTATED, 3)], ids=["one", "many"])
 def test_a_key_of_another_kind_keeps_it(tmp_path: Path, key: Any) -> None:
     save(CheckpointManager, tmp_path / "run", args.JaxRandomKeySave(key))

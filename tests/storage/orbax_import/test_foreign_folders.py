@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from orbax.checkpoint import v1
 
 from cairn.state.checkpointing.load import load
-from cairn.storage.errors import InvalidURIError, NotACheckpointError
+from cairn.state.drop_in.checkpoint_manager import CheckpointManager
+from cairn.storage.errors import InvalidURIError, NotACheckpointError, UnsupportedFormatError
 from cairn.storage.orbax_import.adopt import adopt
+from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.run import Run
@@ -61,6 +64,20 @@ def test_a_link_to_a_file_of_the_step_is_a_file_and_a_fork_has_it(tmp_path):
     fork_run(run, run.step(5), parse_uri(tmp_path / "fork"), by="me")
     shutil.rmtree(tmp_path / "old")
     assert load(tmp_path / "fork", {"state": TREE})["state"]["w"].sum() == 16
+
+
+def test_a_tree_that_is_one_leaf_is_read_by_itself_and_refused_in_a_loop(tmp_path):
+    values = np.arange(6.0).reshape(2, 3)
+    v1.save(tmp_path / "old", values)
+    run = Run.open(adopt(tmp_path / "old", tmp_path / "run", step=3).run)
+    assert verify_step(run, 3).ok
+    reader = CheckpointReader.open(run.step_uri(run.latest()), run.manifest(run.latest()))
+    np.testing.assert_array_equal(reader.read("state", ""), values)
+    with (
+        CheckpointManager(run.uri) as manager,
+        pytest.raises(UnsupportedFormatError, match="a tree that is one leaf: state"),
+    ):
+        manager.restore(3)
 
 
 def test_steps_that_are_links_are_named(tmp_path):
