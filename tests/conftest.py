@@ -137,6 +137,7 @@ PROOFS = (
     "tests/service/test_convert_checked_afresh.py",
     "tests/interop/families/test_adapters_in_peft.py",
     "tests/interop/families/test_llama_cpp.py",
+    "tests/state/checkpointing/test_oldest_orbax.py",
     "tests/state/models/test_generation_whole_model.py",
     "tests/test_all_contenders.py",
 )
