@@ -125,7 +125,7 @@ def promote_often(servers, run, wanted):
     chance = random.Random(f"{seed()} {run}")
     answered = 0
     with httpx.Client(timeout=60) as http:
-        while answered < wanted:
+        while answered < wanted or not servers.kills:  # a quick machine answers all before one
             if promote(http, servers.url(chance.randrange(2)), run, chance.choice(STEPS)):
                 answered += 1
             else:
