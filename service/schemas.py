@@ -254,7 +254,7 @@ class Page(Response):
 
 
 class Health(Response):
-    """Health of the server: it answers."""
+    """Answer of a live server. It says nothing about stores and the catalog; see `Readiness`."""
 
     status: Literal["ok"] = "ok"
     version: str

@@ -75,7 +75,7 @@ class Client(StepFilesConnection, EventsConnection):
     """
 
     def health(self) -> Health:
-        """Return the health of the server: it answers."""
+        """Return the server's version; a server answers this even if its stores are unavailable."""
         return self._get(Health, "/healthz")
 
     def ready(self) -> Readiness:

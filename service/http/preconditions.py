@@ -48,19 +48,19 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Seen:
-    """Versions of a resource that a change may be based on.
+    """Precondition of a change: the ETags that the client sent in `If-Match`.
 
     Attributes:
-        tags: ETags, one of which the current version must have; None: any version will do.
+        tags: The resource's current ETag must be one of these; None: the client sent `*`.
     """
 
     tags: frozenset[str] | None
 
     def require(self, current: BaseModel) -> None:
-        """Raise unless the resource is still as the client saw it.
+        """Raise unless the resource's ETag is one of `tags`.
 
         Raises:
-            ResourceChangedError: It has changed.
+            ResourceChangedError: It is another one: the resource has changed.
         """
         if self.tags is not None and body_etag(current) not in self.tags:
             raise ResourceChangedError(
@@ -71,6 +71,8 @@ class Seen:
 
 
 Condition = Annotated[str | None, Header(max_length=2000)]
+"""`If-Match`, `If-None-Match` or `If-Range` of a request that reads."""
+
 IfMatch = Annotated[
     str | None,
     Header(
@@ -87,7 +89,6 @@ IfNoneMatch = Annotated[
         json_schema_extra={"enum": ["*"]},
     ),
 ]
-"""`If-Match`, `If-None-Match` or `If-Range` of a request that reads."""
 Tags = Annotated[
     str | None,
     Header(
@@ -140,7 +141,7 @@ async def expectation(if_match: IfMatch = None, if_none_match: IfNoneMatch = Non
 
 
 async def seen(if_match: Tags = None) -> Seen:
-    """Parse `If-Match` into the ETags that a change may be based on.
+    """Parse `If-Match` into the ETags, one of which the resource must have.
 
     Raises:
         PreconditionRequiredError: The header is missing.
@@ -159,7 +160,11 @@ async def seen(if_match: Tags = None) -> Seen:
 
 
 async def maybe_seen(if_match: Tags = None) -> Seen | None:
-    """Parse `If-Match` like `seen`; None: the header is missing."""
+    """Parse `If-Match` as `seen` does; return None if the header is missing.
+
+    Raises:
+        InvalidRequestError: The header has another form.
+    """
     return None if if_match is None else await seen(if_match)
 
 

@@ -30,13 +30,13 @@ def origin() -> dict[str, Any]:
 def observe_job(
     metrics: JobMetrics, kind: str, operation_id: str, started_by: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Observe a job that is executed inside the block.
+    """Record a job that runs inside the block: metrics, a span, and its begin and end in the log.
 
     Args:
         metrics: Metrics of the worker.
         kind: Kind of the job.
         operation_id: Id of the job.
-        started_by: Value of `origin` when the job was started.
+        started_by: Ids of the request that started the job, which `origin` returned then.
     """
     with (
         job_of(operation_id, started_by.get(REQUEST)),
@@ -62,13 +62,15 @@ def observe_job(
 def observe_part(
     kind: str, operation_id: str, name: str, started_by: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Observe a part of a job that is executed inside the block.
+    """Record a part of a job that runs inside the block, as a span.
+
+    Lines in the log get the ids of the job and of the request that started it.
 
     Args:
         kind: Kind of the job.
         operation_id: Id of the job.
         name: Name of the part.
-        started_by: Value of `origin` when the job was started.
+        started_by: Ids of the request that started the job, which `origin` returned then.
     """
     with (
         job_of(operation_id, started_by.get(REQUEST)),

@@ -64,9 +64,15 @@ class Product:
 
 
 def product_of(layer: Any, ndim: int | None = None) -> Product | None:
-    """Return a layer's product with inputs of `ndim` dimensions; None if it can't be determined.
+    """Return the einsum that a layer computes from its inputs and its kernel.
 
-    Without `ndim`, take the fewest dimensions that the layer accepts.
+    Args:
+        layer: the layer.
+        ndim: number of dimensions of the inputs; None: the fewest that the layer accepts.
+
+    Returns:
+        None if the layer is no `nnx.Linear`, `nnx.LinearGeneral` or `nnx.Einsum`, or if adapters
+        can't follow its einsum: a letter is repeated, or no letter is summed over.
     """
     if isinstance(layer, nnx.Linear):
         free = string.ascii_uppercase[: (1 if ndim is None else ndim) - 1]
@@ -79,7 +85,7 @@ def product_of(layer: Any, ndim: int | None = None) -> Product | None:
 
 
 def contracted_axes(layer: Any) -> tuple[int, ...]:
-    """Return the dimensions of a layer's kernel that its product sums over."""
+    """Return the dimensions of the kernel that a layer with a `product_of` sums over."""
     product = product_of(layer)
     assert product is not None
     return product.contracted_axes

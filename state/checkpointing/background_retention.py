@@ -26,9 +26,9 @@ class RunRetention:
     Args:
         run: the run.
         policy: the policy; or a function that makes all deletions and returns their outcome.
-        by: who asks.
+        by: the caller's name.
         grace: seconds during which a deleted step can be restored.
-        clock: tells the time.
+        clock: returns the current time in UTC.
 
     Attributes:
         error: error of the last pass; None if it succeeded, or there was none.

@@ -77,7 +77,7 @@ class Checkpointer:
     Args:
         run_uri: the run's folder; the first save creates the run.
         writer_id: id of this writer, constant over restarts; default `default_writer_id()`.
-        clock: tells the time.
+        clock: returns the current time in UTC.
         lease_ttl: seconds for which the run stays reserved for this writer if it dies.
         dedup: how long steps share the files of unchanged values.
         reuse_buffers: copy the arrays of CPU devices, and NumPy arrays, into memory that the next

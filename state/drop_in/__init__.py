@@ -3,5 +3,5 @@
 checkpoint_manager   the class, with Orbax's methods
 stored_items         what a step holds, as the manager keeps it
 item_args            Orbax's arguments for items, as trees and JSON, and back
-step_policies        Orbax's options: when to save, what to keep, and which can't be honoured
+step_policies        Orbax's options: when to save, what to keep, and which are refused
 """

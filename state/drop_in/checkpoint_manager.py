@@ -83,12 +83,12 @@ class _RestoreRequest(NamedTuple):
     """Items that a call of `restore` asks for.
 
     Attributes:
-        names: of the items, in the order in which they are given back.
-        trees: to restore into, by name.
-        json: the items of JSON.
-        iterators: to set, by name.
-        finish: makes of a restored item what is given back, by name.
-        single: the only item is given back by itself.
+        names: names of the items, in the order in which `restore` returns them.
+        trees: trees to restore into, by name.
+        json: items that are JSON, by name.
+        iterators: iterators whose position to set, by name.
+        finish: functions that convert a restored item to the one that is returned, by name.
+        single: True if `restore` returns the only item by itself, without a `Composite`.
     """
 
     names: list[str]
@@ -130,7 +130,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         checkpointers: as with Orbax before `args`: one, or one for each item. What they hold or are
             set to is not used; which items are trees, and which JSON, is.
         options: Orbax's own. Those about when to save and what to keep are followed by Orbax's own
-            policies; some can't be honoured, and some have no meaning here.
+            policies. Some are refused, and some have no effect; a warning names those.
         metadata: JSON about the run, stored with every step. That of the first stays: what is given
             to the manager of a run that has some is passed over, as with Orbax.
         item_names: names of the items; like `checkpointers`, only needed for calls without `args`.
@@ -145,7 +145,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             goes on below them.
 
     Raises:
-        PolicyError: options that a run can't honour, or `damaged` is something else.
+        PolicyError: an option asks for something that a run can't do, or `damaged` is neither
+            "refuse" nor "skip".
         InvalidURIError: `directory` is malformed, neither on a disk nor in GCS, or holds plain
             Orbax checkpoints.
         StorageError: the run's records can't be judged, or the store gives no answer.
@@ -227,22 +228,24 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         return epath.Path(self._uri.orbax_path())
 
     def all_steps(self, read: bool = False) -> Sequence[int]:
-        """Return the numbers of all steps, lowest first, with one that is being saved.
+        """Return the numbers of all steps, lowest first; a step that is being saved is included.
 
-        Omit those that go once that one is durable: they are listed again if they stay.
+        Steps that will be deleted once that save is durable are left out. If the save fails, they
+        are listed again.
 
         Args:
-            read: read them from the store again, as `reload` does.
+            read: read the steps from the store again, as `reload` does.
         """
         if read:
             self.reload()
         return [step.step for step in self._steps()]
 
     def latest_step(self) -> int | None:
-        """Return the highest number, with that of a step that is being saved; None without steps.
+        """Return the highest step number, perhaps of a step being saved; None if there is no step.
 
         Raises:
-            StepDamagedError: that step is known to be damaged, and not to be skipped.
+            StepDamagedError: that step is known to be damaged, and the manager was not made with
+                `damaged="skip"`, or no step is sound.
         """
         steps = self._steps()
         return self._usable(steps[-1], steps[::-1]).step if steps else None
@@ -253,7 +256,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         Steps without metrics are never the best, and NaN is the worst value there is.
 
         Raises:
-            StepDamagedError: that step is known to be damaged, and not to be skipped.
+            StepDamagedError: that step is known to be damaged, and the manager was not made with
+                `damaged="skip"`, or no step is sound.
         """
         if self._options.best_fn is None:
             return self.latest_step()
@@ -372,10 +376,10 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         Raises:
             StepExistsError: with `force`: this step exists (an Orbax `StepAlreadyExistsError` too),
                 or a later one does.
-            UnsupportedFormatError: items of other kinds, or that the manager does not have, or no
-                JSON where that belongs.
-            SaveError: the save before this one failed, and this thread was not told; this did not
-                start.
+            UnsupportedFormatError: an item is of an unsupported kind, the manager has no item of
+                that name, or metadata is not JSON.
+            SaveError: the previous save failed, and no call of this thread has raised that yet;
+                this save did not start.
             StorageError: as `Checkpointer.save`.
         """
         number = check_step(step)
@@ -634,27 +638,34 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         directory: StoreURI | str | os.PathLike[str] | None = None,
         args: Any = None,
     ) -> Any:
-        """Restore a step, verified; all processes must call this. Waits for a save under way.
+        """Wait for a save under way, then restore a step and check its digests.
+
+        All processes must call this.
 
         Args:
-            step: its number; None for the latest.
-            items: without `args`: a tree to restore into, or trees by name.
-            restore_kwargs: without `args`: more for each item, such as `restore_args`.
-            directory: another run's folder.
-            args: `StandardRestore`, `PyTreeRestore`, `JsonRestore` and the others that belong to
-                the arguments of `save`, or a `Composite` of them by name. Without any, or with None
-                for a name: as saved, in lists and plain dicts, and without iterators.
+            step: number of the step; None for the latest.
+            items: if there is no `args`: a tree to restore into, or trees by name.
+            restore_kwargs: if there is no `args`: further arguments of each item, such as
+                `restore_args`.
+            directory: folder of another run, to restore from that.
+            args: `StandardRestore`, `PyTreeRestore`, `JsonRestore` and the other counterparts of
+                the arguments of `save`, or a `Composite` of them by name. Without `args`, and for a
+                name with None, trees are restored as saved, as plain dicts and lists. Iterators
+                are restored only if `args` names them.
 
         Returns:
             The item; or a `Composite` of the items, if they have names.
 
         Raises:
-            StepDamagedError: without a step, the latest is damaged, and not to be skipped.
-            StepNotFoundError: there is no such step, or none at all (both a `FileNotFoundError`).
-            TreeMismatchError: leaves are missing, unexpected, or not as asked; all are listed.
-            IteratorMismatchError: an iterator can't go on where the step was saved.
-            UnsupportedFormatError: arguments that a run can't follow, or another step or other
-                items than on another process.
+            StepDamagedError: `step` is None, and the latest step is known to be damaged; the
+                manager was not made with `damaged="skip"`, or no step is sound.
+            StepNotFoundError: the step does not exist, or the run has no steps (this is a
+                `FileNotFoundError` too).
+            TreeMismatchError: leaves are missing or unexpected, or have another shape; all are
+                listed.
+            IteratorMismatchError: an iterator can't take the position that the step has.
+            UnsupportedFormatError: a run does not support the arguments, or the processes call this
+                with different steps or items.
             StorageError: as `cairn.load`.
         """
         if directory is not None and parse_uri(directory) != self._uri:
@@ -844,11 +855,11 @@ class CheckpointManager(policies.AbstractCheckpointManager):
 
 
 def _kinds(checkpointers: Any, item_names: Sequence[str] | None, item_handlers: Any) -> Kinds:
-    """Return what the manager's arguments say of its items.
+    """Return the kinds of items that the manager's arguments name.
 
     Raises:
-        PolicyError: it was told twice.
-        UnsupportedFormatError: handlers of other kinds of items.
+        PolicyError: more than one of the arguments names items.
+        UnsupportedFormatError: a handler is for an unsupported kind of item.
     """
     sources = {
         "checkpointers": checkpointers is not None,

@@ -1,8 +1,8 @@
 """Orbax's options as decisions: when to save, and which steps to keep.
 
-The decisions are made by Orbax's own policies, which its options name or stand for. What an option
-asks for and a run can't do is refused when the manager is made; what only says how Orbax is to go
-about its work has no meaning here, and the log says so once.
+Orbax's own policies make the decisions; its older options are translated to policies. An option
+that asks for something that a run can't do is refused when the manager is created. An option about
+the way in which Orbax writes or deletes files has no effect, and a warning names it.
 """
 
 import logging
@@ -61,10 +61,10 @@ class PolicyStep:
 
 
 def check_options(options: CheckpointManagerOptions) -> None:
-    """Refuse what can't be honoured.
+    """Refuse options that a run can't follow, and log a warning of those without an effect.
 
     Raises:
-        PolicyError: options that ask for what a run does not do; all are listed.
+        PolicyError: some options ask for something that a run can't do; all are listed.
     """
     processes, files = options.multiprocessing_options, options.file_options
     others = [name for name in _RULES if getattr(options, name)]
@@ -133,7 +133,10 @@ def save_policy(options: CheckpointManagerOptions) -> policies.SaveDecisionPolic
 def preservation_policy(
     options: CheckpointManagerOptions,
 ) -> policies.PreservationPolicy | None:
-    """Return the policy that decides what to keep; older options are translated. None: all."""
+    """Return the policy that decides which steps to keep; None: the options keep all steps.
+
+    Older options are translated.
+    """
     if options.preservation_policy is not None:
         return options.preservation_policy
     if options.max_to_keep is None:
@@ -158,7 +161,10 @@ def preservation_policy(
 
 
 def metric_rank(options: CheckpointManagerOptions) -> Callable[[Any], float]:
-    """Return `best_fn` with NaN as the worst value: compared with others it has no place."""
+    """Return a function like `best_fn` that returns the worst value in place of NaN.
+
+    NaN has no order: a sort would put it anywhere.
+    """
     best_fn = options.best_fn
     assert best_fn is not None
     worst = math.inf if options.best_mode == "min" else -math.inf

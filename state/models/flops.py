@@ -22,7 +22,11 @@ __all__ = ["FlopsMixin", "decoder_flops", "matmul_flops"]
 
 
 class FlopsMixin:
-    """Floating point operations of any model: in closed form for the decoder, else counted."""
+    """Counts the floating point operations of a model's forward pass.
+
+    A formula gives those of a decoder (`decoder_flops`). Any other model is traced, and its matrix
+    products and convolutions are counted (`matmul_flops`).
+    """
 
     if TYPE_CHECKING:
         config: EDPretrainedConfig

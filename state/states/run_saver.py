@@ -63,7 +63,7 @@ class Saveable(Protocol):
         """Optimizer steps taken."""
 
     def save_state(self, save_directory: str, /, **options: Any) -> SaveHandle:
-        """Begin to save."""
+        """Start a save, and return its handle."""
 
 
 Options = dict[str, Mapping[str, Any] | None]
@@ -403,7 +403,7 @@ class RunSaver:
         return begun is not None and self._begun_at is last and begun.state in _KEPT
 
     def _unsaved_parts(self, state: Saveable, options: Options) -> list[str]:
-        """Return in words what the previous save did not store."""
+        """Return the parts that the previous save did not store, such as "metrics 'loss'"."""
         marks, leaves = self._saved_leaves, jax.tree.leaves(state)
         # The state is the one before if it consists of the very leaves that gave these marks.
         is_same = len(leaves) == len(marks) and all(
@@ -443,7 +443,7 @@ class RunSaver:
         return handle
 
     def _save(self, state: Saveable, last: _LastStep, reason: DueReason) -> SaveHandle:
-        """Begin to save."""
+        """Start a save of the state, and return its handle."""
         self._due.begin()
         number, metrics = last.step, last.options.get("metrics") or {}
         try:
@@ -479,7 +479,16 @@ class RunSaver:
         return record_refusal(error, step=-1 if step is None else step, uri=self.uri)
 
     def _save_before_end(self, state: Saveable | None, last: _LastStep | None) -> SaveHandle | None:
-        """Save the current step if its state is alive, and wait until the deadline."""
+        """Save the current step before the process ends, and wait for it until the deadline.
+
+        Args:
+            state: the current state; None if it no longer exists.
+            last: what the last `step` or `save` got.
+
+        Returns:
+            The handle of the step's save, which may have begun before; abandoned or failed if it
+            was not durable in time. None if the step was not saved, because its state is gone.
+        """
         self._stops = True
         announced_at = self._preemption.at if self._preemption is not None else None
         began = time.monotonic() if announced_at is None else announced_at

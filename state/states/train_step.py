@@ -60,7 +60,8 @@ class TrainStep:
     Attributes:
         loss_fn: the loss function.
         donate: whether the state's memory is reused for the new one.
-        traces: how often the step was traced, and so compiled: 1 for any number of like steps.
+        traces: number of times that the step was traced and compiled; 1 for any number of calls
+            with the same tree structures, shapes, dtypes and shardings.
     """
 
     def __init__(self, loss_fn: Callable[..., Any], *, donate: bool = True) -> None:
@@ -82,18 +83,22 @@ class TrainStep:
     def __call__(
         self, state: State, batch: Any, **inputs: Any
     ) -> tuple[State, dict[str, jax.Array]]:
-        """Take one step.
+        """Compute the loss and its gradients, and apply them with the optimizer.
 
         Args:
             state: a state with an optimizer; its leaves may be sharded, over one mesh.
-            batch: passed on to the loss function; it is computed where its arrays are.
+            batch: a tree of arrays for the loss function. Its shardings say where to compute.
             **inputs: more trees of arrays for the loss function, such as a random key.
 
+        Returns:
+            The new state, and the metrics: "loss", "grad_norm" and those of the loss function.
+
         Raises:
-            NotInitializedError: if the state has no optimizer.
-            ArgumentError: if the loss is no floating scalar, the dict names something that can't
-                be changed, or a field is named like what the optimizer takes.
-            TreeStructureError: if a field's new value has other leaves; lists them.
+            NotInitializedError: the state has no optimizer.
+            ArgumentError: the loss is no floating scalar; the loss function's dict has the name of
+                a metric above or of a field that it can't change; or a field has the name of an
+                argument that the optimizer takes.
+            TreeStructureError: the new value of a field has other leaves or dtypes; lists them.
         """
         _check_state(state)
         leaves, structure = jax.tree.flatten(state)
@@ -113,7 +118,10 @@ class TrainStep:
         return stepped
 
     def update(self, state: State, batch: Any, **inputs: Any) -> tuple[State, dict[str, jax.Array]]:
-        """Take one step without compiling it: inside of a compiled function, or to debug."""
+        """Do the same as a call, without compiling: for a compiled function, or for a debugger.
+
+        Nothing is donated or moved to another device. It returns and raises as a call does.
+        """
         _check_state(state)
         is_train_state = isinstance(state, TrainState)
         params = state.params if is_train_state else state.graphstate
@@ -179,7 +187,12 @@ def _check_state(state: Any) -> None:
 
 
 def _sorted_out(state: Any, aux: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the new values of fields, in the containers of the old ones, and the metrics."""
+    """Split the loss function's dict into new values of fields and metrics.
+
+    Raises:
+        ArgumentError: a name is that of another field, or of a metric that the step computes.
+        TreeStructureError: a new value has other leaves or dtypes than the old one.
+    """
     if isinstance(state, TrainState):
         fields = state.added_fields
     else:

@@ -1,8 +1,9 @@
-"""List the checkpoints of a folder of plain Orbax in a run, where they lie.
+"""Import of the checkpoints in a plain Orbax folder: a run lists them where they are.
 
-Nothing is written, renamed or locked in the folder. Each step is read once; what it holds, and the
-checksums and digests of that, go into the run, which lies beside the folder or wherever the caller
-says. Asked again, it adds what is new, and says what its owner has removed or changed.
+Nothing is written, renamed or locked in the folder. Each step is read once; the run stores its
+leaves' names, and the checksums and digests of its files. The run is beside the folder or at the
+address that the caller chooses. A second import adds new steps, and reports steps that the folder's
+owner has removed or changed.
 """
 
 import contextlib
@@ -70,17 +71,17 @@ _REFUSED: Final = (
 
 @dataclass(frozen=True)
 class Adoption:
-    """What an adoption did.
+    """Outcome of an import.
 
     Attributes:
         run: the run that lists the steps.
         adopted: steps that it lists from now on.
-        kept: steps that it listed before; they are as they were adopted.
-        gone: steps that it lists, and that their owner has removed.
-        problems: steps that their owner has changed, or that could not be adopted, a line for each;
-            it begins with the folder's name.
-        left: what is no step, or none yet, what was deleted from the run, and what was left of a
-            step or added to it, a line for each.
+        kept: steps that it listed before, and that have not changed since.
+        gone: steps that it lists, and that the folder's owner has removed.
+        problems: steps that the owner has changed, or that could not be imported, a line for each,
+            which begins with the name of the step's folder.
+        left: entries that are no step or an unfinished one, steps that were deleted from the run,
+            and parts of steps that are missing, not imported, or were added later; a line for each.
     """
 
     run: StoreURI
@@ -106,36 +107,38 @@ def adopt(
     progress: Callable[[int, int], None] | None = None,
     clock: Clock = utc_now,
 ) -> Adoption:
-    """List the checkpoints of a folder that plain Orbax wrote in a run; nothing there is changed.
+    """List the checkpoints of a plain Orbax folder as steps of a run. The folder is not changed.
 
     Every file and every array is read once. The steps can then be listed, promoted, verified,
-    loaded, exported and forked as others; deleting one removes it from the run alone. A job
-    that saves to the run writes into the run's own folder, after the steps that were adopted.
-    Of several processes one calls this.
+    loaded, exported and forked like any other; deleting one removes it from the run alone. A job
+    that saves to the run writes into the run's own folder, after the imported steps. Only one
+    process of a job may call this.
 
     Args:
-        folder: a root of steps, such as a CheckpointManager's, or one checkpoint.
-        run: where the run is, or is to be; by default beside the folder, with ".cairn" at its name.
-        step: of a folder that is one checkpoint; by default what its name says, or 0.
-        model: which leaves are those of a model of ours, so that each step has an item "model" that
-            can be exported; all of them must be there. See `cairn.model_map`.
-        by: who adopts: the same again takes the run at once, wherever it was interrupted; by
-            default this user on this machine.
-        progress: called after each step with (steps that were looked at, steps that are new).
-        clock: tells the time.
+        folder: a folder of checkpoints, such as a CheckpointManager's, or a single checkpoint.
+        run: address of the run, which is created if it does not exist; by default beside the
+            folder, with the folder's name and ".cairn".
+        step: number of the step, if the folder is a single checkpoint; by default the number in the
+            folder's name, or 0.
+        model: which leaves belong to a model of a known family. Each step then has an item "model"
+            that can be exported; no leaf of the model may be missing. See `cairn.model_map`.
+        by: id of the importer. An import with the id of an interrupted one continues it at once,
+            without waiting until its lease expires. By default this user on this machine.
+        progress: called after each new step with (new steps read so far, new steps in all).
+        clock: returns the current time in UTC.
 
     Raises:
         NotFoundError: there is no such folder.
-        NotACheckpointError: there is no checkpoint in it; the error says what there is.
-        InvalidURIError: it is a run or lies in one; or one would lie in the other; or no run can
-            have the default's name; or `step` is given for a folder of many; or one is neither on
-            a disk nor in Google Cloud Storage.
-        PreconditionFailedError: `run` exists, and is no adoption of this folder, or one with
+        NotACheckpointError: there is no checkpoint in it; the error names what is there.
+        InvalidURIError: the folder is a run or lies in one; the folder would lie in the run, or the
+            run in the folder; no run can have the default name; `step` is given for a folder of
+            several checkpoints; or an address is neither on a disk nor in Google Cloud Storage.
+        PreconditionFailedError: `run` exists, and does not import this folder, or imports it with
             another model.
-        LeaseHeldError: a job writes the run, or another adoption does.
-        FencedError: another adoption, by the same user on this machine, has begun meanwhile.
-        StoreCheckError: the store of the run does not keep what runs rest on.
-        StoreUnavailableError: a store gives no answer, or the run's folder can't be written.
+        LeaseHeldError: a job or another import writes to the run.
+        FencedError: another import with the same `by` has begun meanwhile.
+        StoreCheckError: the store of the run does not keep the promises that runs depend on.
+        StoreUnavailableError: a store does not answer, or the run's folder can't be written.
     """
     source = parse_uri(folder)
     target = _beside(source) if run is None else parse_uri(run)
@@ -186,7 +189,7 @@ def check_adoption(
 
     Args:
         folder: as `adopt` takes it.
-        run: where the run is, or is to be.
+        run: address of the run, which need not exist.
         step: as `adopt` takes it.
 
     Raises:
@@ -200,7 +203,7 @@ def check_adoption(
 def _looked(
     source: StoreURI, target: StoreURI, step: SupportsIndex | None, clock: Clock
 ) -> tuple[FolderContents, Run | None]:
-    """Return the content of the folder and the run that lists it, if any; refuse what cannot be."""
+    """Return the content of the folder and the run that lists it, if any; raise as `adopt`."""
     _refuse_stores(source, target)
     _refuse_overlap(source, target)
     contents = _checkpoints(source, target, None if step is None else check_step(step))
@@ -221,7 +224,7 @@ def _checkpoints(source: StoreURI, run: StoreURI, step: int | None) -> FolderCon
 def _sorted_out(
     run: Run, listed: list[StepInfo], contents: FolderContents
 ) -> tuple[dict[int, StoreURI], list[str], list[str]]:
-    """Return new steps, steps that the run can't take, and a line for each other entry."""
+    """Return new steps, a line for each step that the run can't take, and one for each other."""
     sources = {info.source for info in listed}
     numbers = {info.step for info in listed}
     deleted = {number for number, _ in run.trashed()}
@@ -362,7 +365,7 @@ def _adopts(run: Run, folder: StoreURI) -> bool:
 def _adopt_step(
     run: Run, writer: Writer, step: int, uri: StoreURI, model: ModelMap | None, clock: Clock
 ) -> list[str]:
-    """Read a step, and publish what was read; what of it is not what it seems, a line each."""
+    """Read a step and publish it; return a line for each item or chunk that was not imported."""
     items = plain_items(uri)
     plain = items.plain.model_copy(update={"source": str(uri)})
     if model is not None:
@@ -401,7 +404,7 @@ def _adopt_step(
 
 
 def _annotation(metrics: object) -> Annotation | None:
-    """Return the numbers among the metrics that Orbax stored."""
+    """Return the numbers among the metrics that Orbax stored; None if there are none."""
     if not isinstance(metrics, dict):
         return None
     numbers = {

@@ -86,7 +86,7 @@ def annotate_step(
         labels: texts by name; None removes one.
         metrics: numbers by name; None removes one, and its direction.
         better: direction of metrics: "min" if lower is better, "max" if higher is.
-        by: who asks.
+        by: the caller's name.
         check: called with the present annotation right before it is replaced; what it raises is
             raised.
 
@@ -127,7 +127,7 @@ def note_verified(
         run: the run.
         info: the step.
         damage: the damage that was found; None: none.
-        by: who asks.
+        by: the caller's name.
         lifts: the damage noted when the verification began, which a sound result removes. If other
             damage is noted by now, nothing changes. By default any damage is removed.
 
@@ -159,7 +159,7 @@ def note_shared_damage(run: Run, key: StepKey, damage: Damage, *, by: str = "") 
         run: the run.
         key: (step, attempt).
         damage: the damage.
-        by: who asks.
+        by: the caller's name.
 
     Raises:
         UnsupportedFormatError, CorruptionError: the annotation can't be read.

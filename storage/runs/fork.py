@@ -98,7 +98,7 @@ def fork_run(
         despite_damage: why the step is forked though it is damaged, if it is; the copy's manifest
             keeps it. Files that are not what was saved are never copied; the copy counts as
             damaged, too, until it is verified.
-        clock: tells the time.
+        clock: returns the current time in UTC.
 
     Raises:
         StepDamagedError: the step's last verification has failed, and no reason is given.

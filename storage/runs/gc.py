@@ -112,9 +112,9 @@ def collect_garbage(
 
     Args:
         run: the run.
-        by: who asks; also the writer of the attempt that ends a dead writer's.
+        by: the caller's name; also the writer of the attempt that ends a dead writer's.
         progress: called after each removal; if it raises, the collection ends.
-        clock: tells the time.
+        clock: returns the current time in UTC.
 
     Raises:
         UnsupportedFormatError, CorruptionError: as `find_garbage`.

@@ -220,7 +220,7 @@ def start_attempt(
             may be called again.
         overwrites: the step that this attempt is begun to overwrite, if any. The attempt saves no
             step before it.
-        clock: tells the time.
+        clock: returns the current time in UTC.
         ttl: how long the lease lasts unless renewed, in seconds.
         instance: id of this process, among those with the same writer id.
         before: the attempt that this process has held so far. It must still be the newest: a

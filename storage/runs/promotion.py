@@ -59,7 +59,7 @@ def promote_step(
         run: the run.
         step: one of its listed steps.
         alias: the alias.
-        by: who asks.
+        by: the caller's name.
         reason: why.
         expect: the alias's sequence last seen; None: it must not exist. A deleted alias does not
             exist.
@@ -226,7 +226,7 @@ def delete_alias(
     Args:
         run: the run.
         alias: the alias.
-        by: who asks.
+        by: the caller's name.
         reason: why.
         expect: its sequence last seen.
         lost: as in `promote_step`; an alias that the store has lost is deleted as it was then.

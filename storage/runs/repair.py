@@ -118,11 +118,11 @@ def repair_run(
 
     Args:
         run: the run, which need not have a `run.json`.
-        by: who asks.
+        by: the caller's name.
         dry_run: change nothing.
         forget: names of records to go on without: records that can't be rebuilt, or that belong to
             an attempt whose record can't be rebuilt.
-        clock: tells the time.
+        clock: returns the current time in UTC.
 
     Raises:
         LeaseHeldError: a writer is alive; nothing was done.

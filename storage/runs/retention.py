@@ -652,14 +652,14 @@ def apply_retention(
     Args:
         run: the run.
         policy: the steps to keep.
-        by: who asks.
+        by: the caller's name.
         reason: why; the tombstones keep it.
         in_use: steps in use now, as (step, attempt).
         grace: seconds during which a deleted step can be undeleted.
         progress: called before steps are deleted, and once more at the end, with the steps that
             were finished since, and with the number of bytes to delete in all. If it raises, the
             pass ends; what was deleted until then stays deleted.
-        clock: tells the time.
+        clock: returns the current time in UTC.
 
     Raises:
         PolicyError: no step has a metric or a label of the policy, or an entry of `in_use` is not
@@ -723,7 +723,10 @@ class _Pass:
         return left[:_STEPS_AT_ONCE]
 
     def delete(self, batch: Sequence[StepInfo]) -> None:
-        """Declare the intents, check who needs the steps, and lay the tombstones of the others."""
+        """Delete those steps of a batch that are neither in use, nor damaged, nor kept by now.
+
+        The intent to delete each step is written before the uses are read, the tombstone after.
+        """
         intents: dict[StepKey, bytes | None] = {}
 
         def declare_intent(key: StepKey) -> None:
@@ -755,7 +758,7 @@ class _Pass:
         self._done += batch
 
     def _trying(self, info: StepInfo, do: Callable[[StepKey], None]) -> None:
-        """Try one step; a failure does not keep the others from being deleted."""
+        """Call `do` for one step. Record a StorageError; the other steps are still deleted."""
         key = info.step, info.attempt
         try:
             do(key)

@@ -70,7 +70,7 @@ def roll_back(
     Args:
         run: the run, whose lease no writer holds.
         step: one of its listed steps.
-        by: who asks. The attempt's writer is named after it, and after the request.
+        by: the caller's name. The attempt's writer id is this, a slash and the request's id.
         request: id of this rollback, for callers that may have to repeat the call: an interrupted
             rollback then continues, and a finished one returns its result again. Without it every
             call acts.
@@ -208,7 +208,7 @@ def take_over(run: Run, attempt: int, *, by: str) -> TakeOver:
     Args:
         run: the run.
         attempt: number of the attempt that holds the run, as the caller saw it.
-        by: who asks. The writer of the attempt that ends it is named after this.
+        by: the caller's name. The writer id of the attempt that ends it begins with this.
 
     Raises:
         PreconditionFailedError: nobody holds the run, or another attempt does.

@@ -257,14 +257,16 @@ def _refuse_remains(run: "Run", listing: RunListing, entries: Iterable[FileEntry
 
 
 def refuse_plain_steps(folder: StoreURI, entries: Iterable[FileEntry] | None = None) -> None:
-    """Raise if the folder holds checkpoints of no run: a job would take them for its own.
+    """Raise if the folder holds checkpoints that belong to no run.
+
+    A job that starts there would take them for its own.
 
     Args:
-        folder: it need not exist.
-        entries: its entries, if they were listed just now.
+        folder: the folder, which need not exist.
+        entries: its entries; by default they are listed.
 
     Raises:
-        InvalidURIError: it does.
+        InvalidURIError: it holds such checkpoints.
     """
     files = open_files(folder)
     if entries is None:
@@ -322,7 +324,7 @@ class Run:
 
         Args:
             uri: the run's folder.
-            clock: tells the time.
+            clock: returns the current time in UTC.
             objects: its small objects, if they are not to be opened by its folder.
         """
         self.uri = uri
@@ -517,15 +519,14 @@ class Run:
         return info
 
     def has_saved(self) -> bool:
-        """Return True if a job that starts here has a step to resume from.
+        """Return True if any save to this run became durable, so that a job resumes here.
 
-        Return False only if nothing was reported durable: in an empty folder, or in a run whose
-        first save did not finish.
+        Return False for an empty folder, and for a run whose first save did not finish.
 
         Raises:
-            UnsupportedFormatError, CorruptionError: a record that would decide it is lost or
-                damaged.
-            InvalidURIError: it is not a run, and there are other checkpoints.
+            UnsupportedFormatError, CorruptionError: a record that is needed for the answer is lost
+                or damaged.
+            InvalidURIError: the folder is not a run; it holds other checkpoints or lies in one.
         """
         if read_run_info(self.objects) is None:
             refuse_lost_run_record(self)
@@ -835,7 +836,7 @@ def create_run(
     Args:
         uri: the run's folder.
         labels: texts by name.
-        clock: tells the time.
+        clock: returns the current time in UTC.
 
     Raises:
         InvalidURIError: no run can begin there, see `Run.create`.

@@ -310,11 +310,11 @@ def delete_step(
     Args:
         run: the run.
         info: one of its steps; `find_deletable_step` finds it.
-        by: who asks.
+        by: the caller's name.
         reason: why.
         grace: seconds during which it can be undeleted.
         needed_by: steps that stay and need its bytes.
-        clock: tells the time.
+        clock: returns the current time in UTC.
 
     Raises:
         StepInUseError: aliases name the step, other steps need its bytes, the run's writer would

@@ -97,7 +97,7 @@ class Writer:
     Args:
         run: the run.
         writer: id of the writer, the same over restarts.
-        clock: tells the time.
+        clock: returns the current time in UTC.
         ttl: how long the lease lasts unless renewed, in seconds; it is renewed every third of that.
     """
 

@@ -38,7 +38,7 @@ class Subject(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Position of an alias at the last refresh."""
+    """Sequence number and step of an alias, as the last refresh read them."""
 
     sequence: int
     step: int
@@ -80,7 +80,7 @@ def alias_moved(
     Args:
         run: Run of the alias.
         alias: Stored record now, perhaps a tombstone.
-        before: Last seen position; None: the alias did not exist, and only moves since its last
+        before: The alias at the last refresh; None: it did not exist, and only moves since its last
             deletion are yielded.
         look: Number that is unique to this refresh, so that an alias that was put back is reported
             again.

@@ -17,7 +17,7 @@ from cairn.storage.store.clock import from_rfc3339, rfc3339
 
 
 def seen_alias(row: AliasRow) -> LostRecord:
-    """Return the record of an alias as the catalog has seen it."""
+    """Return the record of an alias that the catalog's row was made from."""
     return LostRecord(
         record=alias_file(row.alias),
         alias=row.alias,
@@ -32,7 +32,7 @@ def seen_alias(row: AliasRow) -> LostRecord:
 
 
 def seen_deletion(key: tuple[int, int], deletion: Mapping[str, Any]) -> LostRecord:
-    """Return the tombstone of a (step, attempt) as the catalog has seen it."""
+    """Return the tombstone of a (step, attempt) that the catalog's `deletion` was made from."""
     step, attempt = key
     said = {name: deletion[name] for name in ("by", "reason", "at", "expires")}
     fields = {"record": trash_file(step, attempt), "step": step, "attempt": attempt, **said}
@@ -62,7 +62,7 @@ def _position(alias: Alias | LostRecord) -> tuple[int | str | None, ...]:
 
 
 def is_lifted(lost: LostRecord, lifted: Tombstone | None) -> bool:
-    """Return whether a missing tombstone was taken back on purpose, by an undelete."""
+    """Return True if an undelete removed the tombstone: then the store has not lost it."""
     return lifted is not None and from_rfc3339(lifted.at) == lost.at
 
 
@@ -81,7 +81,7 @@ def alias_event(lost: LostRecord) -> AliasEvent:
 
 
 def lost_tombstone(lost: LostRecord) -> Tombstone:
-    """Return the tombstone of a step, as far as its content is known."""
+    """Return a lost tombstone as a record; an unknown expiry is the time of the deletion."""
     expires = lost.at if lost.expires is None else lost.expires
     return Tombstone(at=rfc3339(lost.at), expires=rfc3339(expires), by=lost.by, reason=lost.reason)
 

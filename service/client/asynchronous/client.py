@@ -74,7 +74,7 @@ class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
     """
 
     async def health(self) -> Health:
-        """Return the health of the server: it answers."""
+        """Return the server's version; a server answers this even if its stores are unavailable."""
         return await self._get(Health, "/healthz")
 
     async def ready(self) -> Readiness:

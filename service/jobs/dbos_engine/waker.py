@@ -49,11 +49,11 @@ class Waker:
         _make_wakeable(dbos._background_jobs_stop_event, self)
 
     def start(self) -> None:
-        """Start to look for waiting jobs."""
+        """Start the thread that polls the database for waiting jobs."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop the thread; wait at most `STOP_SECONDS` for its end."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(STOP_SECONDS)

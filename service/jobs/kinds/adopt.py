@@ -48,7 +48,9 @@ def adopt_request(
 
 
 def model_of(request: Mapping[str, Any]) -> ModelMap | None:
-    """Return the model map of a request; its rules are matched in a process of their own.
+    """Return the model map of a request; None if the request names no model.
+
+    A subprocess with a time limit matches its regular expressions, since a caller wrote them.
 
     Raises:
         InvalidRequestError: The model is unknown, or a rule is invalid.

@@ -110,7 +110,7 @@ class Dedup:
 
         Args:
             policy: how long steps share files.
-            clock: tells the time.
+            clock: returns the current time in UTC.
             doubtful: returns those of the steps (step, attempt) that are known to be damaged.
         """
         self.policy = policy

@@ -83,11 +83,11 @@ class StepWrite:
     """Write of a step. To Orbax it is a `StatefulCheckpointable` that can only save.
 
     Attributes:
-        key: under which the processes of the job meet.
-        begun: this may have written something; before, files in the folder are not its own.
-        committed: Orbax has renamed the folder to its final name for this.
-        given_up: Orbax was left waiting for a silent store. Nobody reads what it may still write,
-            and we write nothing any more.
+        key: name of the barriers of the job's processes.
+        begun: True once this may have written files; files in the folder before are not its own.
+        committed: True once Orbax has committed the step.
+        given_up: True once this stopped waiting for Orbax, because the store did not answer in
+            time. Nobody reads what Orbax may still write, and this writes nothing any more.
     """
 
     def __init__(
@@ -99,15 +99,15 @@ class StepWrite:
         key: str,
         check: Callable[[], object] | None = None,
     ) -> None:
-        """Prepare the write of a new step; `begin_step` begins it.
+        """Prepare the write of a new step; `begin` or `result` starts it.
 
         Args:
-            folder: the step's.
-            items: its trees by name.
-            meta: its item of JSON.
-            iterators: the states of this process's iterators, by name.
-            key: under which the processes of the job meet; used once.
-            check: called beside the writers; nothing is committed if it raises.
+            folder: folder of the step, which must not exist.
+            items: the step's trees, by name.
+            meta: content of the step's JSON item.
+            iterators: states of this process's iterators, by name.
+            key: name of the barriers of the job's processes, different for each write.
+            check: called in parallel with the writers; if it raises, nothing is committed.
         """
         self.key = key
         self._check = check
@@ -123,7 +123,7 @@ class StepWrite:
         self.begun = self.committed = self.given_up = False
 
     def begin(self) -> None:
-        """Have Orbax begin; all processes call this.
+        """Start Orbax's save; all processes must call this.
 
         With several processes this waits for the others and uses devices: call it at the same point
         of their device computations in all of them.
@@ -140,7 +140,7 @@ class StepWrite:
         self._response = self._watched(self._open)
 
     def result(self) -> Mapping[str, WrittenTree]:
-        """Wait for Orbax's commit; return what this process wrote, by item. Begins if needed.
+        """Wait for Orbax's commit; return what this process wrote, by item. Call `begin` if needed.
 
         Raises:
             Exception: the error of the writers or of Orbax; no write of this process runs any more.

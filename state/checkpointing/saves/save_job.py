@@ -63,7 +63,7 @@ class SaveJob:
         write: writes the step.
         objects: the run's objects.
         writer: holds the attempt that this writes in.
-        clock: tells the time.
+        clock: returns the current time in UTC.
         by: id of the writer.
         dedup_sources: of the files of the previous step.
     """

@@ -214,7 +214,7 @@ class AliasWriter(Aliases):
             step: the step to point at.
             attempt: the attempt that wrote the step.
             manifest_digest: digest of the step's manifest.
-            by: who asks.
+            by: the caller's name.
             reason: why.
             expect: the sequence last seen; None: it must not exist. A deleted alias does not exist.
             seen: what was read at the alias's name, None if nothing was there; by default it is
@@ -259,7 +259,7 @@ class AliasWriter(Aliases):
         Args:
             name: the alias.
             expect: the sequence last seen.
-            by: who asks.
+            by: the caller's name.
             reason: why.
             lost: as in `move`; an alias that the store has lost is deleted as it was then.
 

@@ -48,12 +48,12 @@ Rows = np.ndarray[Any, np.dtype[Any]]
 
 
 class PlacedShard(NamedTuple):
-    """Outer shard of a leaf.
+    """Shard of a leaf, with its place in the leaf and in a file.
 
     Attributes:
-        origin: index of its first element in the leaf.
-        ref: where it lies; the file is named from the step's folder.
-        digests: of its chunks, in C order.
+        origin: index in the leaf of the shard's first element.
+        ref: its file, a path relative to the step's folder, and its bytes there.
+        digests: digests of its chunks, in C order.
     """
 
     origin: tuple[int, ...]
@@ -76,9 +76,9 @@ def make_index(
 
     Args:
         manifest: the manifest without an index.
-        place: where the index belongs.
+        place: location of the index.
         leaves: every leaf of every item.
-        forms: the leaves that are stored in another form, by item and path.
+        forms: forms of the leaves whose stored array is not the leaf itself, by item and path.
         meta_digest: digest of the JSON item's canonical form.
         shards: the shards of every leaf that has any, by item and path.
         objects: every file of the step.
