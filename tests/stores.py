@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.uri import StoreURI, parse_uri
+from cairn import ObjectStore, StoreURI, parse_uri
 from tests.storage.copies import Copies
 
 _NUMBERS = itertools.count(1)

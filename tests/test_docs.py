@@ -13,12 +13,12 @@ import pytest
 import yaml
 
 import cairn
+from cairn import Settings
 from cairn.service.app import ROUTERS
 from cairn.service.command.cli import app as command
 from cairn.service.command.failures import MEANINGS
 from cairn.service.dashboard.routers import ROUTERS as PAGES
 from cairn.service.routes import health, metrics
-from cairn.service.settings import Settings
 from tests.devices import xla_flags
 from tests.programs.commands import commands
 from tests.programs.program import run as run_program

@@ -9,9 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cairn.service.client.client import Client
+from cairn import Client, EasyDeLState
 from cairn.service.errors import ProblemResponseError
-from cairn.state.states.easydel_state import EasyDeLState
 from tests.programs.program import run
 from tests.service.planes import running_plane
 from tests.state.forward import logits_of

@@ -8,11 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from cairn.interop.config.decoder import DecoderConfig
+from cairn import DecoderConfig, DecoderForCausalLM, EasyDeLState, make_optimizer
 from cairn.state.checkpointing.trees import flatten
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.optimizers import make_optimizer
 
 TINY = DecoderConfig(
     model_type="llama",

@@ -9,9 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.storage.runs.run import Run
+from cairn import Checkpointer, EasyDeLState, Run
 from tests.contract.subjects import make_state
 from tests.service.planes import running_plane
 from tests.service.stores import begin_saving

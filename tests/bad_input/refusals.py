@@ -4,8 +4,7 @@ import jax
 import pytest
 from flax import nnx
 
-from cairn.interop.errors import InteropError
-from cairn.storage.errors import StorageError
+from cairn import InteropError, StorageError
 from tests.contract.subjects import host
 
 

@@ -15,9 +15,7 @@ from pathlib import Path
 
 import jax
 
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.storage.errors import StoreFullError
-from cairn.storage.runs.run import Run
+from cairn import EasyDeLState, Run, StoreFullError
 from tests.bad_input.conftest import assert_loads_bit_equal, digests
 from tests.tiny import leaves_of, make_state
 

@@ -4,8 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cairn.interop.errors import ArgumentError
-from cairn.state.states.easydel_state import EasyDeLState
+from cairn import ArgumentError, EasyDeLState
 from tests.bad_input.refusals import refused
 from tests.contract.subjects import DECODER, make_decoder
 from tests.state.my_model import batch, my_model

@@ -6,12 +6,16 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.interop.errors import ArgumentError
-from cairn.state.errors import OptimizerError, ShardingError, TreeStructureError
-from cairn.state.sharding.mesh import make_mesh
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.train_state import TrainState
-from cairn.storage.errors import TreeMismatchError
+from cairn import (
+    ArgumentError,
+    EasyDeLState,
+    OptimizerError,
+    ShardingError,
+    TrainState,
+    TreeMismatchError,
+    TreeStructureError,
+    make_mesh,
+)
 from tests.bad_input.refusals import refused
 from tests.contract.subjects import SGD, TX, ones_like
 from tests.state.my_model import my_model

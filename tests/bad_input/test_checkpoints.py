@@ -8,16 +8,11 @@ import gguf
 import numpy as np
 import pytest
 
-from cairn.interop.errors import ConversionError
-from cairn.service.client.client import Client
+from cairn import Checkpointer, Client, ConversionError, DecoderForCausalLM, EasyDeLState, Run
 from cairn.service.errors import ProblemResponseError
-from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.restore import read_meta
 from cairn.state.checkpointing.trees import nest
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.states.easydel_state import EasyDeLState
 from cairn.storage import errors as storage
-from cairn.storage.runs.run import Run
 from tests.bad_input.conftest import Store, assert_loads_bit_equal, digests, raised, says
 from tests.service.commands import cairn
 from tests.tiny import make_state

@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from cairn.service.client.client import Client
+from cairn import Checkpointer, Client, Run, StoreFullError
 from cairn.service.errors import ProblemResponseError
 from cairn.service.jobs.kinds.export_job import RESERVE_BYTES
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.errors import StoreFullError
-from cairn.storage.runs.run import Run
 from tests.bad_input.conftest import assert_loads_bit_equal, raised
 from tests.bad_input.disks import can_mount
 from tests.programs.program import run

@@ -3,11 +3,8 @@
 import httpx
 import pytest
 
-from cairn.service.client.client import Client
+from cairn import Checkpointer, Client, DecoderForCausalLM, EasyDeLState
 from cairn.service.errors import ProblemResponseError
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.states.easydel_state import EasyDeLState
 from cairn.storage import errors as storage
 from tests.bad_input.conftest import raised, says
 from tests.service.commands import cairn

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer
 from tests.contract.subjects import make_state, ones_like
 
 

@@ -6,10 +6,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn import DecoderConfig, DecoderForCausalLM, make_optimizer
 from cairn.state.paths import named_leaves
-from cairn.state.states.optimizers import make_optimizer
 from tests.state.my_model import my_model
 
 TX, TX_INIT = make_optimizer("adamw", learning_rate=1e-2)

@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
+from cairn import EasyDeLState
 from cairn.state.sharding.mesh import mesh_of
-from cairn.state.states.easydel_state import EasyDeLState
 from tests.contract.subjects import TX, assert_same_bits, specs
 from tests.state.my_model import batch, my_model
 

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx, struct
 
 import cairn as package
-from cairn.state.states.easydel_state import EasyDeLState
+from cairn import EasyDeLState
 from tests.contract.subjects import (
     TX,
     TX_INIT,

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cairn.interop.errors import ArgumentError
-from cairn.interop.names import EasyDeLBackends, EasyDeLPlatforms
-from cairn.interop.partition_axis import PartitionAxis
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.errors import ShardingError
+from cairn import (
+    ArgumentError,
+    Checkpointer,
+    EasyDeLBackends,
+    EasyDeLPlatforms,
+    EasyDeLState,
+    PartitionAxis,
+    ShardingError,
+)
 from cairn.state.sharding.mesh import hybrid_devices, mesh_of
-from cairn.state.states.easydel_state import EasyDeLState
 from tests.contract.subjects import RULES, TX, assert_same_bits, make_decoder, specs
 from tests.state.my_model import batch
 

@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cairn.interop.errors import ArgumentError
-from cairn.interop.names import EasyDeLPlatforms, EasyDeLQuantizationMethods
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.states.easydel_state import EasyDeLState
+from cairn import (
+    ArgumentError,
+    Checkpointer,
+    EasyDeLPlatforms,
+    EasyDeLQuantizationMethods,
+    EasyDeLState,
+)
 from tests.contract.subjects import TX, assert_same_bits, host, make_decoder
 from tests.state.forward import logits_of
 

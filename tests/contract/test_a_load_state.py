@@ -9,12 +9,16 @@ import numpy as np
 import optax
 import pytest
 
-from cairn.interop.errors import ArgumentError
-from cairn.interop.names import TaskType
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.errors import OptimizerError, OptimizerNotFoundError
-from cairn.state.sharding.mesh import make_mesh, mesh_of
-from cairn.state.states.easydel_state import EasyDeLState
+from cairn import (
+    ArgumentError,
+    Checkpointer,
+    EasyDeLState,
+    OptimizerError,
+    OptimizerNotFoundError,
+    TaskType,
+    make_mesh,
+)
+from cairn.state.sharding.mesh import mesh_of
 from tests.contract.subjects import (
     SAME_MESH,
     SGD,

@@ -8,12 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.errors import TreeStructureError
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.storage.errors import SaveError, StepExistsError
-from cairn.storage.runs.records.annotations import Annotation
-from cairn.storage.runs.run import Run
+from cairn import (
+    Annotation,
+    Checkpointer,
+    EasyDeLState,
+    Run,
+    SaveError,
+    StepExistsError,
+    TreeStructureError,
+)
 from cairn.storage.runs.writer import sync_folder
 from tests.contract.subjects import SGD, SGD_INIT, assert_same_bits, host
 from tests.programs.interpreter import FINALIZED

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from cairn.state.errors import ShardingError
-from cairn.state.sharding.mesh import make_mesh, mesh_of
-from cairn.state.states.easydel_state import EasyDeLState
+from cairn import EasyDeLState, ShardingError, make_mesh
+from cairn.state.sharding.mesh import mesh_of
 from tests.contract.subjects import RULES, TX, TX_INIT, assert_same_bits, make_state, specs
 from tests.state.my_model import batch, my_model
 

@@ -7,8 +7,7 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.state.errors import TreeStructureError
-from cairn.state.states.easydel_state import EasyDeLState
+from cairn import EasyDeLState, TreeStructureError
 from tests.contract.subjects import (
     RULES,
     SGD,

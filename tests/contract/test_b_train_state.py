@@ -12,10 +12,7 @@ import pytest
 from flax import nnx
 
 import cairn as package
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.train_state import TrainState
-from cairn.storage.runs.run import Run
+from cairn import Checkpointer, EasyDeLState, Run, TrainState
 from tests.contract.subjects import assert_same_bits, make_state
 
 SGD = optax.sgd(0.5, momentum=0.9)

@@ -9,8 +9,7 @@ import optax
 import pytest
 
 import cairn as package
-from cairn.state.states.train_state import TrainState
-from cairn.state.states.train_step import TrainStep
+from cairn import TrainState, TrainStep
 from tests.contract.subjects import assert_same_bits
 from tests.state.my_model import batch, my_model
 

@@ -7,9 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import cairn as package
-from cairn.interop.config.auto import AutoEasyDeLConfig
-from cairn.interop.config.base import EDPretrainedConfig
-from cairn.interop.errors import ConfigError
+from cairn import AutoEasyDeLConfig, ConfigError, EDPretrainedConfig
 from tests.contract.subjects import DECODER
 from tests.state.my_model import MyModelConfig
 

@@ -10,9 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import cairn as package
-from cairn.interop.config.base import EDPretrainedConfig
-from cairn.state.models.linen_model import EDPretrainedModel
-from cairn.state.sharding.mesh import make_mesh
+from cairn import EDPretrainedConfig, EDPretrainedModel, make_mesh
 from tests.contract.subjects import assert_same_bits
 
 

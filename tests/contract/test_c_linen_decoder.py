@@ -7,9 +7,7 @@ import optax
 import pytest
 from flax import linen
 
-from cairn.state.models.decoder.linen_decoder import LinenDecoderForCausalLM
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.train_state import TrainState
+from cairn import EasyDeLState, LinenDecoderForCausalLM, TrainState
 from tests.contract.subjects import DECODER, SGD, assert_same_bits, host
 from tests.state.forward import outputs_of
 from tests.state.my_model import batch

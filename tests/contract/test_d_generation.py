@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cairn.interop.errors import ArgumentError
+from cairn import ArgumentError
 from tests.contract.subjects import make_decoder
 from tests.state.forward import logits_of
 from tests.state.my_model import MyModel, MyModelConfig, my_model

@@ -7,8 +7,7 @@ import optax
 import pytest
 from flax import nnx
 
-from cairn.state.errors import TreeStructureError
-from cairn.state.states.easydel_state import EasyDeLState
+from cairn import EasyDeLState, TreeStructureError
 from tests.contract.subjects import assert_same_bits, host, make_decoder
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer
 from tests.contract.subjects import DECODER, assert_same_bits, make_decoder, make_state
 from tests.state import hub_server
 from tests.state.hub.test_hub import run_with_hub

@@ -9,19 +9,19 @@ import pytest
 from flax import nnx
 
 import cairn as package
-from cairn.interop.errors import ArgumentError
-from cairn.interop.names import (
+from cairn import (
+    ArgumentError,
+    EasyBridgeMixin,
     EasyDeLBackends,
+    EasyDeLBaseModule,
     EasyDeLPlatforms,
     EasyDeLQuantizationMethods,
+    EasyGenerationMixin,
+    OperationCacheMixin,
+    PartitionAxis,
     TaskType,
+    make_mesh,
 )
-from cairn.interop.partition_axis import PartitionAxis
-from cairn.state.models.base import EasyDeLBaseModule
-from cairn.state.models.generation import EasyGenerationMixin
-from cairn.state.models.hub.bridge import EasyBridgeMixin
-from cairn.state.models.operation_cache import OperationCacheMixin
-from cairn.state.sharding.mesh import make_mesh
 from tests.contract.subjects import DECODER, make_decoder
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model
 

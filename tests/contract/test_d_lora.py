@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cairn.interop.errors import ArgumentError
-from cairn.state.states.easydel_state import EasyDeLState
+from cairn import ArgumentError, EasyDeLState
 from tests.contract.subjects import SGD, assert_same_bits, host, make_decoder
 from tests.state.my_model import batch, my_model
 

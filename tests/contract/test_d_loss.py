@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import cairn as package
-from cairn.interop.errors import ArgumentError
-from cairn.state.models.loss import LossConfig, causal_lm_loss
+from cairn import ArgumentError, LossConfig
+from cairn.state.models.loss import causal_lm_loss
 from tests.contract.subjects import make_decoder
 from tests.state.my_model import batch, my_model
 

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cairn.interop.errors import ArgumentError
-from cairn.interop.names import EasyDeLQuantizationMethods
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.states.easydel_state import EasyDeLState
+from cairn import ArgumentError, Checkpointer, EasyDeLQuantizationMethods, EasyDeLState
 from tests.contract.subjects import SAME_MESH, assert_same_bits, host, make_decoder
 from tests.state.forward import logits_of
 from tests.state.my_model import batch

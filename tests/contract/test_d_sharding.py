@@ -6,9 +6,9 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cairn.state.errors import ShardingError
+from cairn import ShardingError, make_mesh
 from cairn.state.paths import named_leaves
-from cairn.state.sharding.mesh import make_mesh, mesh_of
+from cairn.state.sharding.mesh import mesh_of
 from tests.contract.subjects import RULES, assert_same_bits, host, specs
 from tests.state.my_model import MyModel, MyModelConfig, my_model
 

@@ -8,10 +8,7 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.state.models.base import EasyDeLBaseModule
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.models.loss import LossConfig
-from cairn.state.states.easydel_state import EasyDeLState
+from cairn import DecoderForCausalLM, EasyDeLBaseModule, EasyDeLState, LossConfig
 from tests.contract.subjects import DECODER, make_decoder
 from tests.state.my_model import MyModel, MyModelConfig, batch
 

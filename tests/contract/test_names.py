@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import cairn
-from cairn.state.checkpointing.saves.save_handle import SaveHandle
+from cairn import SaveHandle
 from cairn.state.states.load_options import LoadOptions
 
 HERE = Path(__file__).parent

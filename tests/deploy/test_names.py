@@ -5,8 +5,8 @@ import re
 import pytest
 import typer
 
+from cairn import Settings
 from cairn.service.command.cli import app
-from cairn.service.settings import Settings
 from tests.deploy.repository import (
     COMMANDS_TO_COME,
     DEPLOY,

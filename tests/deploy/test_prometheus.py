@@ -6,11 +6,10 @@ import re
 import pytest
 from fastapi.testclient import TestClient
 
-from cairn.service.app import create_app
+from cairn import Settings, create_app
 from cairn.service.catalog.external_changes import OUTSIDE_KINDS
 from cairn.service.jobs.dbos_engine.database import LIMITS
 from cairn.service.schemas import OperationState
-from cairn.service.settings import Settings
 from tests.deploy.metrics import ADDED, FAMILIES, SERIES, asked, families
 from tests.deploy.repository import DEPLOY, ROOT, documents
 from tests.service.conftest import BASE_URL, PEER

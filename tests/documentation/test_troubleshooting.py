@@ -5,10 +5,8 @@ import re
 import cairn.service.http.byte_ranges
 import cairn.service.jobs.errors
 import cairn.state.errors  # noqa: F401 (their classes are to be there)
-from cairn import InstallationError
-from cairn.interop.errors import InteropError
+from cairn import InstallationError, InteropError, StorageError
 from cairn.service import errors as service
-from cairn.storage.errors import StorageError
 from tests.documentation.pages import DOCS, ROOT
 
 PAGE = (DOCS / "howto" / "troubleshooting.md").read_text(encoding="utf-8")

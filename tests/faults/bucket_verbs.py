@@ -19,6 +19,7 @@ from cairn import (
     StepState,
     StoreURI,
     Writer,
+    annotate_step,
     apply_retention,
     check_run,
     collect_garbage,
@@ -28,7 +29,7 @@ from cairn import (
     roll_back,
     undelete_step,
 )
-from cairn.storage.runs.annotate import annotate_step, annotation_of
+from cairn.storage.runs.annotate import annotation_of
 from tests.storage.runs.test_writer import manifest
 from tests.storage.stored_runs import write_data
 

@@ -9,12 +9,9 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from cairn import CheckpointReader, Run, StepInfo, StorageError
 from cairn.state.checkpointing.restore import restore_item
 from cairn.state.checkpointing.trees import flatten
-from cairn.storage.errors import StorageError
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.step_states import StepInfo
 
 KEY = "key"
 """Where a step's meta tells the key of its content."""

@@ -15,13 +15,27 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.errors import StorageError
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.lease import Lease
-from cairn.storage.runs.promotion import delete_alias, promote_step
-from cairn.storage.runs.records.aliases import Alias
-from cairn.storage.runs.records.annotations import Annotation
+from cairn import (
+    Alias,
+    Annotation,
+    Checkpointer,
+    CheckpointReader,
+    Lease,
+    Manifest,
+    ObjectStore,
+    Run,
+    RunInfo,
+    StepInfo,
+    StorageError,
+    StoreURI,
+    Tombstone,
+    delete_alias,
+    delete_step,
+    find_deletable_step,
+    parse_ref,
+    promote_step,
+    roll_back,
+)
 from cairn.storage.runs.records.attempts import AttemptRecord
 from cairn.storage.runs.records.layout import (
     ALIASES,
@@ -33,20 +47,11 @@ from cairn.storage.runs.records.layout import (
     TRASH,
     annotation_file,
     manifest_file,
-    parse_ref,
     trash_file,
 )
-from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.records.placed import put_record
-from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.runs.resolution import resolve_step
-from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.step_states import StepInfo
-from cairn.storage.runs.trash import Tombstone, delete_step, find_deletable_step
-from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import Record, RecordLocation
-from cairn.storage.store.uri import StoreURI
 from tests.gcs.plugin import Gcs
 
 KINDS: Final[dict[str, type[Record]]] = {

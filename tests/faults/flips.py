@@ -20,19 +20,22 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
+from cairn import (
+    Checkpointer,
+    CheckpointReader,
+    ModelInfo,
+    Run,
+    StorageError,
+    StoreURI,
+    VerifyReport,
+    verify_step,
+)
 from cairn.state.checkpointing import trees
-from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.states.checkpoint import META_FORMAT, META_VERSION, StoredCheckpoint
 from cairn.storage.arrays import chunks as chunk_shape
 from cairn.storage.arrays import data_file_writers
 from cairn.storage.arrays.orbax_tree import nest
-from cairn.storage.errors import StorageError
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.reading.verify import VerifyReport, verify_step
 from cairn.storage.runs.records.layout import manifest_file, step_dir
-from cairn.storage.runs.records.manifest import ModelInfo
-from cairn.storage.runs.run import Run
-from cairn.storage.store.uri import StoreURI
 from tests.storage.states import abstract, assert_same, floats, mesh, put, raw
 
 STEP, OTHER_STEP = 8, 7

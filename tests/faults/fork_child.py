@@ -4,16 +4,20 @@ import os
 import re
 from typing import Any
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.errors import RunNotFoundError, StorageError
-from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.fork import fork_run
+from cairn import (
+    Checkpointer,
+    Run,
+    RunNotFoundError,
+    StorageError,
+    StoreURI,
+    check_run,
+    fork_run,
+    open_files,
+    parse_uri,
+    verify_step,
+)
 from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.records.layout import INDEX_FILE
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.run_check import check_run
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import StoreURI, parse_uri
 from tests.faults.contents import KEY, contents, placed
 from tests.faults.forked import Told
 

@@ -20,9 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.errors import StorageError, StoreFullError
-from cairn.storage.runs.run import Run
+from cairn import Checkpointer, Run, StorageError, StoreFullError
 from tests.faults.contents import KEY, contents, damage, placed
 
 TRIALS_PER_RUN = 8

@@ -12,12 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer, CheckpointReader, Run, StorageError, parse_uri
 from cairn.state.checkpointing.restore import restore_item
-from cairn.storage.errors import StorageError
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.run import Run
-from cairn.storage.store.uri import parse_uri
 from tests.gcs.faults import Faults
 from tests.gcs.wire import Request
 from tests.storage.states import abstract, floats, mesh, put, raw, raws

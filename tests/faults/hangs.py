@@ -13,12 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer, Run, StorageError, promote_step, verify_step
 from cairn.state.checkpointing.restore import restore_item
-from cairn.storage.errors import StorageError
-from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.promotion import promote_step
-from cairn.storage.runs.run import Run
 from cairn.storage.store import deadlines
 from tests.faults.gcs_schedules import make_items
 from tests.gcs.plugin import Gcs

@@ -3,9 +3,7 @@
 import itertools
 import random
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.errors import RunNotFoundError
-from cairn.storage.runs.run import Run
+from cairn import Checkpointer, Run, RunNotFoundError
 from tests.faults.contents import KEY, Keyed, contents, placed
 from tests.faults.forked import Told
 

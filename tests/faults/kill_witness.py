@@ -3,12 +3,17 @@
 from datetime import datetime, timedelta
 from typing import Any
 
-from cairn.storage.errors import RunNotFoundError, StorageError
-from cairn.storage.runs.gc import collect_garbage, find_garbage
+from cairn import (
+    Run,
+    RunNotFoundError,
+    StepInfo,
+    StepState,
+    StorageError,
+    collect_garbage,
+    find_garbage,
+)
 from cairn.storage.runs.lease import DEAD_AFTER_SECONDS
 from cairn.storage.runs.records.layout import COMMIT_FILE, step_dir
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.store.clock import utc_now
 from tests.faults.contents import damage, key_of, position_of
 from tests.faults.forked import Told

@@ -15,10 +15,8 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
-from cairn.storage.errors import PreconditionFailedError
+from cairn import PreconditionFailedError, Run, parse_uri
 from cairn.storage.runs.records.aliases import AliasWriter
-from cairn.storage.runs.run import Run
-from cairn.storage.store.uri import parse_uri
 
 ATTEMPT = 1
 MOST_TURNS_MISSED = 20

@@ -4,9 +4,8 @@ import json
 from collections import defaultdict
 from typing import Any
 
+from cairn import ObjectStore, Run
 from cairn.storage.runs.records.layout import parse_attempt_file, parse_manifest_file
-from cairn.storage.runs.run import Run
-from cairn.storage.store.objects import ObjectStore
 from tests.faults.contents import damage, key_of
 from tests.faults.forked import Told
 from tests.faults.racing_writer import fast_clock

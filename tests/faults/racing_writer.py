@@ -8,8 +8,7 @@ import random
 import time
 from datetime import UTC, datetime
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.errors import FencedError, LeaseHeldError, StepExistsError
+from cairn import Checkpointer, FencedError, LeaseHeldError, StepExistsError
 from cairn.storage.store.clock import Clock
 from tests.faults.contents import KEY, contents, placed
 from tests.faults.forked import Told

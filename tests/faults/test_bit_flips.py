@@ -9,13 +9,9 @@ from random import Random
 
 import pytest
 
+from cairn import EasyDeLState, Run, StorageError, make_optimizer, verify_step
 from cairn.state.paths import named_leaves
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.optimizers import make_optimizer
 from cairn.storage.arrays.ocdbt import is_data_file
-from cairn.storage.errors import StorageError
-from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.run import Run
 from tests.faults import report
 from tests.faults.flips import (
     LOADS,

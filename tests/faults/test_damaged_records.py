@@ -9,15 +9,18 @@ from random import Random
 
 import pytest
 
-from cairn.storage.errors import StorageError
-from cairn.storage.runs.gc import collect_garbage
+from cairn import (
+    Manifest,
+    RetentionPolicy,
+    StorageError,
+    Writer,
+    apply_retention,
+    check_run,
+    collect_garbage,
+    parse_uri,
+    repair_run,
+)
 from cairn.storage.runs.records.layout import COMMIT_FILE, alias_file, manifest_file, step_dir
-from cairn.storage.runs.records.manifest import Manifest
-from cairn.storage.runs.repair import repair_run
-from cairn.storage.runs.retention import RetentionPolicy, apply_retention
-from cairn.storage.runs.run_check import check_run
-from cairn.storage.runs.writer import Writer
-from cairn.storage.store.uri import parse_uri
 from tests.faults import report
 from tests.faults.damaged_runs import (
     Template,

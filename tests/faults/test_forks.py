@@ -9,13 +9,9 @@ from random import Random
 
 import pytest
 
-from cairn.storage.errors import StorageError
-from cairn.storage.runs.fork import abandon_fork, fork_run
+from cairn import ObjectStore, Run, StorageError, fork_run, open_files, parse_uri
+from cairn.storage.runs.fork import abandon_fork
 from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file
-from cairn.storage.runs.run import Run
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
 from tests.faults import report
 from tests.faults.flips import STEP, save_steps
 from tests.faults.forked import drive

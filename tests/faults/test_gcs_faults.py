@@ -5,9 +5,7 @@ from random import Random
 
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.errors import StorageError
-from cairn.storage.runs.run import Run
+from cairn import Checkpointer, Run, StorageError
 from tests.faults import report
 from tests.faults.gcs_schedules import FAULTS, Trial, make_items
 from tests.gcs.impatience import impatient

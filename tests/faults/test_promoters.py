@@ -9,10 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cairn.service.app import create_app
-from cairn.service.settings import Settings
+from cairn import Settings, create_app, parse_uri
 from cairn.storage.runs.records.aliases import HISTORY_KEPT
-from cairn.storage.store.uri import parse_uri
 from tests.faults import report
 from tests.service.servers import serve
 from tests.service.stores import make_run

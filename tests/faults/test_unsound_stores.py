@@ -10,15 +10,19 @@ from random import Random
 
 import pytest
 
-from cairn.storage.errors import LeaseHeldError, StorageError, StoreCheckError
-from cairn.storage.runs.fork import fork_run
+from cairn import (
+    LeaseHeldError,
+    ObjectStore,
+    Run,
+    StorageError,
+    StoreCheckError,
+    Writer,
+    check_run,
+    fork_run,
+    parse_uri,
+    roll_back,
+)
 from cairn.storage.runs.records.attempts import list_attempts
-from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.run_check import check_run
-from cairn.storage.runs.writer import Writer
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.uri import parse_uri
 from cairn.storage.store_checks import probe
 from cairn.storage.store_checks.record import RECORD_FILE
 from tests.faults import report

@@ -12,13 +12,9 @@ import transformers
 from flax import nnx
 
 import cairn
-from cairn import DecoderForCausalLM
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.errors import InteropError
+from cairn import DecoderConfig, DecoderForCausalLM, InteropError, StorageError, open_files
 from cairn.interop.weights.peft_config import PeftConfig
-from cairn.storage.errors import StorageError
 from cairn.storage.safetensors.reader import read_header, read_tensor
-from cairn.storage.store.open_files import open_files
 from tests.field.reports import REPORTS
 from tests.interop.families.test_config_fuzz import bases
 from tests.tiny import TINY

@@ -20,22 +20,26 @@ import ml_dtypes
 import numpy as np
 from flax import nnx
 
-from cairn.interop.config.decoder import DecoderConfig
+from cairn import (
+    Checkpointer,
+    CheckpointReader,
+    DecoderConfig,
+    DecoderForCausalLM,
+    EasyDeLState,
+    Run,
+    delete_alias,
+    delete_step,
+    list_runs,
+    make_optimizer,
+    parse_uri,
+    promote_step,
+    verify_step,
+)
 from cairn.service.jobs.kinds import convert
 from cairn.service.jobs.kinds.export_job import export_request
-from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.trees import flatten
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.optimizers import make_optimizer
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs import fork
-from cairn.storage.runs.promotion import delete_alias, promote_step
 from cairn.storage.runs.records.exports import ExportKey, find_export
-from cairn.storage.runs.run import Run, list_runs
-from cairn.storage.runs.trash import delete_step
-from cairn.storage.store.uri import parse_uri
 from cairn.storage.store_checks import probe
 
 os.environ["CAIRN_WRITER_ID"] = "golden-job"

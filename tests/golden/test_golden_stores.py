@@ -16,6 +16,7 @@ from orbax.checkpoint import v1 as ocp
 from cairn import (
     Alias,
     AliasNotFoundError,
+    Annotation,
     CheckpointReader,
     EasyDeLState,
     Lease,
@@ -38,7 +39,6 @@ from cairn import (
 )
 from cairn.state.checkpointing import trees
 from cairn.state.checkpointing.restore import open_step, restore_item, stored_tree
-from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.assets import read_asset
 from cairn.storage.runs.records.attempts import AttemptRecord
 from cairn.storage.runs.records.exports import ExportKey, ExportManifest, find_export

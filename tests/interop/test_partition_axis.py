@@ -7,14 +7,17 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.interop.config.auto import AutoEasyDeLConfig
-from cairn.interop.errors import ArgumentError, ConfigError
-from cairn.interop.partition_axis import PartitionAxis
+from cairn import (
+    ArgumentError,
+    AutoEasyDeLConfig,
+    ConfigError,
+    DecoderForCausalLM,
+    PartitionAxis,
+    make_mesh,
+)
 from cairn.interop.placement.rules import DEFAULT_AXIS_RULES
 from cairn.state.models.decoder import attention
 from cairn.state.models.decoder.attention import grouped_attention
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.sharding.mesh import make_mesh
 from cairn.state.sharding.rules import module_plan, plan
 from tests.state.forward import logits_of
 from tests.tiny import TINY, batch

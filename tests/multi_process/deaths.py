@@ -16,13 +16,11 @@ import numpy as np
 from orbax.checkpoint._src.path import async_path
 from orbax.checkpoint.experimental.v1._src.saving import execution
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer, SaveError, SaveHandle
 from cairn.state.checkpointing.processes import background
 from cairn.state.checkpointing.saves import engine, tree_writer
 from cairn.state.checkpointing.saves.host_arrays import Transfers
-from cairn.state.checkpointing.saves.save_handle import SaveHandle
 from cairn.storage.arrays import data_file_writers
-from cairn.storage.errors import SaveError
 from cairn.storage.runs import writer
 from tests.storage.counting import Numbers
 

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
+from cairn import DecoderForCausalLM, EasyDeLState
 from cairn.state.checkpointing.trees import flatten
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.sharding.gather import gather_tree
-from cairn.state.states.easydel_state import EasyDeLState
 from tests.gcs.server import GcsServer, client_environment
 from tests.multi_process.launcher import Job
 from tests.multi_process.scenarios import digest, error_of

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from cairn.state.states.easydel_state import EasyDeLState
+from cairn import EasyDeLState
 from tests.gcs.server import GcsServer, client_environment
 from tests.multi_process.launcher import Job
 from tests.multi_process.scenarios import digest, host_leaves, make_state

@@ -8,7 +8,7 @@ import time
 
 import jax
 
-from cairn.state.states.easydel_state import EasyDeLState
+from cairn import EasyDeLState
 from tests.gcs.server import client_environment
 from tests.multi_process.scenarios import SAVE_SECONDS, SMALL, digest, host_leaves, make_state
 

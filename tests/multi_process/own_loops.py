@@ -11,8 +11,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from cairn import CheckpointManager
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer, CheckpointManager
 from tests.multi_process.scenarios import error_of
 
 

@@ -23,15 +23,17 @@ from grain.experimental import (
 from grain.sharding import ShardByJaxProcess
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from cairn import CheckpointManager
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.save_policy import SavePolicy
+from cairn import (
+    Checkpointer,
+    CheckpointManager,
+    ObjectStore,
+    RunSaver,
+    SavePolicy,
+    StoreURI,
+    TrainState,
+)
 from cairn.state.checkpointing.saves import engine
-from cairn.state.states.run_saver import RunSaver
-from cairn.state.states.train_state import TrainState
 from cairn.storage.arrays.data_files import StoredFile
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.uri import StoreURI
 from tests.faults.report import is_long
 from tests.multi_process.scenarios import SAVE_SECONDS, error_of
 

@@ -13,21 +13,23 @@ import jax
 import numpy as np
 from flax import nnx
 
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import (
+    Annotation,
+    Checkpointer,
+    DecoderConfig,
+    DecoderForCausalLM,
+    EasyDeLState,
+    Run,
+    SaveHandle,
+    make_optimizer,
+    parse_uri,
+)
 from cairn.state.checkpointing.processes import agreement
 from cairn.state.checkpointing.restore import restore_item
-from cairn.state.checkpointing.saves.save_handle import SaveHandle
 from cairn.state.checkpointing.trees import flatten
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.sharding.gather import gather_tree
 from cairn.state.sharding.mesh import mesh_of
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.optimizers import make_optimizer
-from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.layout import annotation_file
-from cairn.storage.runs.run import Run
-from cairn.storage.store.uri import parse_uri
 from tests.tiny import TINY, batch, compile_step
 
 SMALL = dataclasses.replace(

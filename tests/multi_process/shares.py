@@ -13,14 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer, ObjectStore, open_files, parse_uri
 from cairn.state.checkpointing.restore import restore_item
 from cairn.state.checkpointing.saves import host_arrays, host_trees, preparation
 from cairn.state.checkpointing.saves.host_arrays import Transfers
 from cairn.state.checkpointing.trees import flatten
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
 from tests.multi_process.scenarios import SAVE_SECONDS
 from tests.state.checkpointing.restores.elsewhere import devices_elsewhere
 

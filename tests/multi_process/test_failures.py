@@ -7,8 +7,7 @@ import signal
 import numpy as np
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.runs.run import Run
+from cairn import Checkpointer, Run
 
 JOB_SECONDS = 240
 SOON_SECONDS = 30

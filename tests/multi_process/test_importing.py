@@ -2,7 +2,7 @@
 
 import pytest
 
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn import DecoderForCausalLM
 from tests.multi_process.importing import digest_of, run
 from tests.state.hf_models import save, tiny_llama
 

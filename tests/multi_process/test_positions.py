@@ -9,8 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.runs.run import Run
+from cairn import Checkpointer, Run
 from tests.faults.report import is_long, seed
 from tests.multi_process.positions import BATCH, EXAMPLES, Strided, elastic
 

@@ -10,10 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer, CheckpointReader, Run
 from cairn.state.checkpointing.restore import restore_item
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.run import Run
 from tests.faults.report import is_long
 from tests.multi_process.deaths import MOMENTS, SHAPE, position, values
 

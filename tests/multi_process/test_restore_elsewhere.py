@@ -6,9 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from cairn.state.states.easydel_state import EasyDeLState
+from cairn import EasyDeLState, Run
 from cairn.storage.arrays.ocdbt import is_data_file
-from cairn.storage.runs.run import Run
 from tests.multi_process.scenarios import digest, host_leaves
 from tests.tiny import batch, compile_step
 

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
+from cairn import Run, open_files, verify_step
 from cairn.state.checkpointing.restore import restore_item
-from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.run import Run
-from cairn.storage.store.open_files import open_files
 from tests.multi_process.shares import advanced, changed_by_process_one, host_items, numbers
 from tests.storage.states import assert_same
 

@@ -6,7 +6,7 @@ for the process that waits for the store.
 
 import pytest
 
-from cairn.storage.runs.run import Run
+from cairn import Run
 
 JOB_SECONDS = 240
 DEADLINE_SECONDS = 2.0

@@ -8,10 +8,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from cairn import Client
+from cairn import Client, Settings, create_app
 from cairn.installation import MODULES
-from cairn.service.app import create_app
-from cairn.service.settings import Settings
 from tests.packaging.conftest import ROOT
 from tests.packaging.refusing import EVERY_EXTRA, TRAIN, run, variables, without
 from tests.service.servers import serve

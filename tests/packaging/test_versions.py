@@ -11,7 +11,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from cairn.installation import CHECKED, TESTED, InstallationError, check_versions
+from cairn import InstallationError
+from cairn.installation import CHECKED, TESTED, check_versions
 from tests.packaging.conftest import ROOT
 from tests.packaging.refusing import variables
 

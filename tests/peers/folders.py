@@ -19,7 +19,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 import cairn
-from cairn.storage.errors import StorageError
+from cairn import StorageError
 
 _STEP, _TREE, _JSON = "_CHECKPOINT_METADATA", "_METADATA", "metadata"
 _TEMPORARY = ".orbax-checkpoint-tmp"

@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 import orbax.checkpoint as ocp
 
 import cairn
-from cairn.storage.runs.run import Run
-from cairn.storage.store.uri import parse_uri
+from cairn import Run, parse_uri
 from tests.peers.private_parts import private
 
 _HANDLERS = "orbax.checkpoint._src.handlers"

@@ -20,16 +20,12 @@ import numpy as np
 import tensorstore as ts
 from fastapi.testclient import TestClient
 
-from cairn.service.app import create_app
+from cairn import Manifest, Run, Settings, annotate_step, create_app, promote_step
 from cairn.service.http import limiters
-from cairn.service.settings import Settings
-from cairn.storage.runs.annotate import annotate_step
-from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.index_writer import make_index
 from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file, step_dir
-from cairn.storage.runs.records.manifest import LeafRecord, Manifest, ObjectRecord, PlainStep
+from cairn.storage.runs.records.manifest import LeafRecord, ObjectRecord, PlainStep
 from cairn.storage.runs.records.placed import place_of, write_record
-from cairn.storage.runs.run import Run
 from cairn.storage.store.bounds import bound_of
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.resident import reading

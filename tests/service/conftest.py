@@ -7,8 +7,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from cairn.service.app import create_app
-from cairn.service.settings import Settings
+from cairn import Settings, create_app
 from tests.service.databases import PostgreSQL, running_postgresql
 from tests.service.migrated import made_anew, made_once
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer, ModelInfo
 from cairn.state.checkpointing.trees import nest
-from cairn.storage.runs.records.manifest import ModelInfo
 from tests.service.jobs import CONFIG, serving, shapes_of, watch
 from tests.service.resident import reading
 

@@ -8,7 +8,7 @@ import sys
 
 import uvicorn
 
-from cairn.service.app import create_app
+from cairn import create_app
 from cairn.service.events import sender
 from cairn.service.settings import load_settings
 

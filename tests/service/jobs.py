@@ -15,15 +15,11 @@ import httpx
 import numpy as np
 from fastapi.testclient import TestClient
 
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.service.app import create_app
+from cairn import Checkpointer, DecoderConfig, ModelInfo, Settings, create_app
 from cairn.service.jobs import watches
 from cairn.service.jobs.dbos_engine import waker
 from cairn.service.jobs.kinds import export_job
-from cairn.service.settings import Settings
-from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.trees import nest
-from cairn.storage.runs.records.manifest import ModelInfo
 from tests.programs.program import Program
 from tests.service.conftest import BASE_URL, PEER
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvicorn
 
-from cairn.service.app import create_app
+from cairn import create_app
 from cairn.service.jobs.kinds import export_job
 
 

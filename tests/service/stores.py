@@ -3,23 +3,14 @@
 from collections.abc import Iterable, Mapping
 from os import PathLike
 
+from cairn import Annotation, Attempt, Manifest, ModelInfo, Run, StoreURI
 from cairn.storage.runs.lease import begin_attempt, release
-from cairn.storage.runs.records.annotations import Annotation
-from cairn.storage.runs.records.attempts import Attempt
 from cairn.storage.runs.records.layout import annotation_file, step_dir, trash_file
-from cairn.storage.runs.records.manifest import (
-    LeafRecord,
-    Manifest,
-    ModelInfo,
-    ObjectRecord,
-    PlainStep,
-)
+from cairn.storage.runs.records.manifest import LeafRecord, ObjectRecord, PlainStep
 from cairn.storage.runs.records.placed import put_record
-from cairn.storage.runs.run import Run
 from cairn.storage.runs.writer import publish_manifest
 from cairn.storage.store.clock import rfc3339, utc_now
 from cairn.storage.store.records import canonical_json
-from cairn.storage.store.uri import StoreURI
 
 BYTES_PER_STEP = 4 * 4 * 4
 

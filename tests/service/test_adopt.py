@@ -6,9 +6,8 @@ import threading
 import orbax.checkpoint as ocp
 import pytest
 
+from cairn import Run, adopt
 from cairn.service.jobs.kinds import adopt as adopt_job
-from cairn.storage.orbax_import.adopt import adopt
-from cairn.storage.runs.run import Run
 from tests.plain_orbax import TREE, manager
 from tests.service.access.conftest import Keys, bearer
 from tests.service.jobs import PATIENCE, done, save_llama, serving, watch

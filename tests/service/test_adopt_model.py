@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from cairn.service.client.client import Client
+from cairn import Client
 from cairn.service.errors import ProblemResponseError
 from cairn.service.jobs import rule_matches
 from cairn.service.schemas import MAX_LAYERS, MAX_MODEL_BYTES

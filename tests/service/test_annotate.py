@@ -7,9 +7,10 @@ import pytest
 from pydantic import TypeAdapter
 from sqlalchemy import select
 
+from cairn import Annotation
 from cairn.service.catalog.models import AuditRow
 from cairn.service.schemas import LabelText, Name
-from cairn.storage.runs.records.annotations import LONGEST_LABEL, LONGEST_NAME, Annotation
+from cairn.storage.runs.records.annotations import LONGEST_LABEL, LONGEST_NAME
 from cairn.storage.runs.records.layout import annotation_file
 from cairn.storage.runs.records.placed import read_record
 from tests.service.stores import add_steps, begin_saving, make_run, trash

@@ -5,11 +5,9 @@ import jax.numpy as jnp
 import pytest
 from fastapi.testclient import TestClient
 
-from cairn.service.app import create_app
+from cairn import Checkpointer, Settings, create_app
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.refresh import Index, Rebuilt
-from cairn.service.settings import Settings
-from cairn.state.checkpointing.checkpointer import Checkpointer
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import make_run
 

@@ -1,10 +1,9 @@
 import pytest
 from fastapi.testclient import TestClient
 
-from cairn.service.app import create_app
+from cairn import Settings, create_app
 from cairn.service.catalog.audit import AuditEntry
 from cairn.service.catalog.engine import Catalog
-from cairn.service.settings import Settings
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import make_run

@@ -7,19 +7,22 @@ import time
 import pytest
 from fastapi.testclient import TestClient
 
+from cairn import (
+    Client,
+    Damage,
+    Run,
+    Settings,
+    SettingsError,
+    StoreUnavailableError,
+    create_app,
+    promote_step,
+)
 from cairn.service.access.callers import Caller, Scope
 from cairn.service.actions import automations
 from cairn.service.actions.automations import follow_moves, list_automations
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.app import create_app
-from cairn.service.client.client import Client
-from cairn.service.errors import SettingsError
-from cairn.service.settings import Settings, load_settings
-from cairn.storage.errors import StoreUnavailableError
+from cairn.service.settings import load_settings
 from cairn.storage.runs.annotate import note_verified
-from cairn.storage.runs.promotion import promote_step
-from cairn.storage.runs.records.annotations import Damage
-from cairn.storage.runs.run import Run
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import save_llama, watch
 from tests.service.planes import running_plane

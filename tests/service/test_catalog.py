@@ -8,7 +8,7 @@ from alembic import command
 from fastapi.testclient import TestClient
 from sqlalchemy import inspect, select
 
-from cairn.service.app import create_app
+from cairn import Run, SettingsError, create_app, list_runs, parse_uri
 from cairn.service.catalog import rows
 from cairn.service.catalog.change_tokens import change_token
 from cairn.service.catalog.engine import Catalog
@@ -16,12 +16,9 @@ from cairn.service.catalog.migrate import configuration
 from cairn.service.catalog.models import AuditRow, CheckpointRow, RunRow
 from cairn.service.catalog.refresh import Index, Rebuilt
 from cairn.service.catalog.snapshot import take_snapshot
-from cairn.service.errors import SettingsError
 from cairn.storage.runs.lease import release
 from cairn.storage.runs.records.aliases import AliasWriter
-from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.store.records import RecordLocation
-from cairn.storage.store.uri import parse_uri
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import add_steps, annotate, begin_saving, make_run, publish, trash
 

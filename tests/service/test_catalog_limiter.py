@@ -8,10 +8,9 @@ from contextlib import contextmanager
 import pytest
 from fastapi.testclient import TestClient
 
-from cairn.service.app import create_app
+from cairn import Settings, create_app
 from cairn.service.catalog import queries, refresh
 from cairn.service.catalog.engine import Catalog
-from cairn.service.settings import Settings
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import make_run
 

@@ -2,10 +2,10 @@ import math
 
 import pytest
 
+from cairn import StepState
 from cairn.service.schemas import Checkpoint, CheckpointState
 from cairn.storage.runs.lease import release
 from cairn.storage.runs.records.layout import manifest_file
-from cairn.storage.runs.step_states import StepState
 from tests.service.stores import (
     BYTES_PER_STEP,
     add_steps,

@@ -9,8 +9,8 @@ from urllib.parse import quote
 import google_crc32c
 import pytest
 
-from cairn.storage.orbax_import.adopt import adopt
-from cairn.storage.runs.records.manifest import Manifest, ObjectRecord
+from cairn import Manifest, adopt
+from cairn.storage.runs.records.manifest import ObjectRecord
 from tests.plain_orbax import manager
 from tests.service.access.conftest import Keys, bearer
 from tests.service.jobs import done, save_llama, serving, watch

@@ -5,10 +5,8 @@ import jax
 import numpy as np
 import pytest
 
-from cairn.storage.runs.run import Run
+from cairn import Run, open_files, parse_uri
 from cairn.storage.safetensors.reader import read_header, read_tensor
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
 from tests.service.jobs import (
     ASSETS,
     artifact_of,

@@ -10,7 +10,7 @@ import torch
 import transformers
 from flax import nnx
 
-from cairn.storage.store.uri import parse_uri
+from cairn import parse_uri
 from tests.service.jobs import artifact_of, done, serving
 from tests.state.states.test_adapted_checkpoints import state_of, tiny
 

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cairn import DecoderConfig, DecoderForCausalLM, EasyDeLState
+from cairn import DecoderConfig, DecoderForCausalLM, EasyDeLState, parse_uri
 from cairn.service.jobs.kinds import convert, logits_check
-from cairn.storage.store.uri import parse_uri
 from tests.programs.program import Program
 from tests.service.jobs import PATIENCE, artifact_of, done, serving, tries, watch
 

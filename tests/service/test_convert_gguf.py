@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 
-from cairn.storage.store.uri import parse_uri
+from cairn import parse_uri
 from tests.service.jobs import CONFIG, artifact_of, done, save_llama, serving, watch
 
 CONVERT = "/v1/roots/default/runs/llama/checkpoints/1:convert"

@@ -5,9 +5,8 @@ import shutil
 
 import numpy as np
 
+from cairn import open_files, parse_uri
 from cairn.storage.safetensors.reader import read_header, read_tensor
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
 from tests.service.jobs import (
     Hold,
     artifact_of,

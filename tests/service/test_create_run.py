@@ -7,15 +7,18 @@ from urllib.parse import quote
 import pytest
 from fastapi.testclient import TestClient
 
-from cairn.service.app import create_app
+from cairn import (
+    InvalidURIError,
+    Run,
+    Settings,
+    SettingsError,
+    check_run,
+    create_app,
+    list_runs,
+    promote_step,
+)
 from cairn.service.dashboard import addresses as at
-from cairn.service.errors import SettingsError
-from cairn.service.settings import Settings
-from cairn.storage.errors import InvalidURIError
-from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.layout import RUN_FILE, check_run_name
-from cairn.storage.runs.run import Run, list_runs
-from cairn.storage.runs.run_check import check_run
 from tests.plain_orbax import manager
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.jobs import done, save_llama, serving

@@ -6,17 +6,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cairn.service.app import create_app
-from cairn.service.client.client import Client
+from cairn import Client, Damage, Run, Settings, create_app, promote_step, roll_back
 from cairn.service.client.pull import pull
 from cairn.service.errors import ProblemResponseError
-from cairn.service.settings import Settings
 from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.runs.annotate import note_verified
-from cairn.storage.runs.promotion import promote_step
-from cairn.storage.runs.records.annotations import Damage
-from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run
 from tests.service.commands import cairn_here
 from tests.service.jobs import artifact_of, done, save_llama, serving, watch
 from tests.service.servers import serve

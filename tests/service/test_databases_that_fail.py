@@ -9,8 +9,7 @@ from contextlib import closing, contextmanager
 import pytest
 from sqlalchemy import Engine, event
 
-from cairn.storage.runs.run import Run
-from cairn.storage.store.uri import parse_uri
+from cairn import Run, parse_uri
 from tests.service.databases import running_postgresql
 from tests.service.jobs import Hold, artifact_of, done, save_llama, serving, tries, until, watch
 from tests.service.stores import make_run

@@ -1,13 +1,12 @@
 import pytest
 from sqlalchemy import select
 
+from cairn import Client, Run
 from cairn.service.catalog.models import AuditRow
-from cairn.service.client.client import Client
 from cairn.service.errors import ProblemResponseError
 from cairn.service.schemas import GRACE_SECONDS as GRACE_OF_THE_API
 from cairn.storage.runs.lease import begin_attempt, release
 from cairn.storage.runs.records.layout import manifest_file, trash_file
-from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import GRACE_SECONDS, begin_removal, read_tombstones
 from cairn.storage.store.clock import from_rfc3339, utc_now
 from tests.service.servers import serve

@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
+from cairn import Run, delete_step
 from cairn.service.catalog.models import AuditRow
 from cairn.storage.runs.lease import release
 from cairn.storage.runs.records.layout import manifest_file, step_dir
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.trash import begin_removal, delete_step
+from cairn.storage.runs.trash import begin_removal
 from tests.service.jobs import done, serving, watch
 from tests.service.stores import begin_saving, make_run
 

@@ -6,13 +6,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from cairn import Checkpointer, CheckpointReader, Run, adopt, annotate_step
 from cairn.service.actions.caches import LRUCache, StepCache, StepChanges
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.orbax_import.adopt import adopt
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.annotate import annotate_step
 from cairn.storage.runs.records.layout import INDEX_FILE
-from cairn.storage.runs.run import Run
 from tests.service.test_tensors import damage
 from tests.storage.plain_steps import as_plain_step
 

@@ -6,11 +6,10 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import TypeAdapter, ValidationError
 
+from cairn import Settings, create_app
 from cairn.service import schemas
 from cairn.service.actions.job_start import describe_key_reuse
-from cairn.service.app import create_app
 from cairn.service.schemas import MAX_ERRORS, Operation, Request
-from cairn.service.settings import Settings
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import make_run
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from cairn import Run, parse_uri
 from cairn.service.catalog import queries, rows
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.events.outbox import NewEvent, publish
@@ -14,9 +15,7 @@ from cairn.service.catalog.refresh import Index
 from cairn.service.events.detector import EventDetector
 from cairn.service.schemas import EventKind
 from cairn.storage.runs.records.aliases import AliasWriter
-from cairn.storage.runs.run import Run
 from cairn.storage.store.clock import utc_now
-from cairn.storage.store.uri import parse_uri
 from tests.service.stores import add_steps, begin_saving, make_run, trash
 
 RUN = "/v1/roots/default/runs/run"

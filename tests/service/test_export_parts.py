@@ -8,14 +8,12 @@ import time
 import numpy as np
 import pytest
 
+from cairn import Checkpointer, ModelInfo, StorageError
 from cairn.service.jobs.dbos_engine import worker
 from cairn.service.jobs.dbos_engine.database import queue_of
 from cairn.service.jobs.kinds import export_job
 from cairn.service.jobs.records import PART
-from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.trees import nest
-from cairn.storage.errors import StorageError
-from cairn.storage.runs.records.manifest import ModelInfo
 from cairn.storage.store.disk.direct_writes import DirectWrites
 from tests.service.jobs import (
     ASSETS,

@@ -9,11 +9,9 @@ import threading
 import numpy as np
 import pytest
 
+from cairn import Run, StoreFullError, find_garbage
 from cairn.service.jobs.kinds import export_job
-from cairn.storage.errors import StoreFullError
-from cairn.storage.runs.gc import find_garbage
 from cairn.storage.runs.records import exports
-from cairn.storage.runs.run import Run
 from tests.service.jobs import artifact_of, done, save_llama, serving, tries, watch
 from tests.service.test_export_parts import CONVERT, SEVERAL, save_with
 

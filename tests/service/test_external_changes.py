@@ -3,16 +3,14 @@
 import pytest
 from sqlalchemy import select
 
+from cairn import Alias, Run, StoreUnavailableError, create_app
 from cairn.service.actions import aliases as aliases_actions
-from cairn.service.app import create_app
 from cairn.service.catalog import rows
 from cairn.service.catalog.external_changes import count_outside
 from cairn.service.catalog.models import AuditRow
-from cairn.storage.errors import StoreUnavailableError
-from cairn.storage.runs.records.aliases import Alias, AliasWriter
+from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.records.layout import alias_file
 from cairn.storage.runs.records.placed import read_record, write_record
-from cairn.storage.runs.run import Run
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import make_run
 

@@ -17,13 +17,9 @@ import httpx
 import numpy as np
 import pytest
 
+from cairn import CheckpointReader, Run, open_files, parse_uri, plan_shards, write_shard
 from cairn.interop.weights.export import export_sources
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.run import Run
 from cairn.storage.safetensors.reader import read_header, read_tensor
-from cairn.storage.safetensors.writer import plan_shards, write_shard
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
 from tests.faults.report import trials
 from tests.programs.program import Program
 from tests.service.jobs import save_llama, until

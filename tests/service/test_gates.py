@@ -10,12 +10,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from cairn.service.app import create_app
+from cairn import Damage, Settings, SettingsError, annotate_step, create_app
 from cairn.service.catalog.models import AuditRow
-from cairn.service.errors import SettingsError
-from cairn.service.settings import Settings, load_settings
-from cairn.storage.runs.annotate import annotate_step, note_verified
-from cairn.storage.runs.records.annotations import Damage
+from cairn.service.settings import load_settings
+from cairn.storage.runs.annotate import note_verified
 from cairn.storage.runs.records.exports import ExportFile, ExportKey, ExportManifest, publish_export
 from cairn.storage.runs.records.layout import annotation_file
 from cairn.storage.store.clock import rfc3339, utc_now

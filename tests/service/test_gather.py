@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer
 from tests.service.jobs import done, save_llama, serving
 
 GATHER = "/v1/roots/default/runs/llama/checkpoints/1:gather"

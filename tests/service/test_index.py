@@ -10,19 +10,14 @@ from datetime import timedelta
 import pytest
 from fastapi.testclient import TestClient
 
-from cairn.service.app import create_app
+from cairn import ObjectStore, Run, Settings, StoreUnavailableError, create_app, parse_uri
 from cairn.service.catalog import rows
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.refresh import Index
 from cairn.service.catalog.scanner import Scanner, rest_after
 from cairn.service.catalog.snapshot import take_snapshot
-from cairn.service.settings import Settings
-from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.runs.records.aliases import AliasWriter
-from cairn.storage.runs.run import Run
 from cairn.storage.store.clock import utc_now
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.uri import parse_uri
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import annotate, begin_saving, make_run, publish, trash
 

@@ -5,6 +5,7 @@ import threading
 import pytest
 from dbos import DBOS
 
+from cairn import StoreUnavailableError, parse_uri
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobKind
 from cairn.service.jobs.dbos_engine.database import open_database
@@ -19,8 +20,6 @@ from cairn.service.jobs.errors import (
 from cairn.service.jobs.progress import ProgressMeter
 from cairn.service.jobs.worker_names import FileName
 from cairn.service.schemas import OperationState
-from cairn.storage.errors import StoreUnavailableError
-from cairn.storage.store.uri import parse_uri
 
 PATIENCE = 20.0
 

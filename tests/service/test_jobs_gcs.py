@@ -3,8 +3,7 @@
 import numpy as np
 from safetensors.numpy import load
 
-from cairn.storage.runs.run import Run
-from cairn.storage.store.uri import parse_uri
+from cairn import Run, parse_uri
 from tests.service.jobs import artifact_of, done, save_llama, serving
 
 CHECKPOINT = "/v1/roots/default/runs/llama/checkpoints/1"

@@ -9,13 +9,18 @@ from datetime import timedelta
 import pytest
 from fastapi.testclient import TestClient
 
-from cairn.service.app import create_app
+from cairn import (
+    Settings,
+    collect_garbage,
+    create_app,
+    delete_alias,
+    delete_step,
+    find_deletable_step,
+    promote_step,
+    undelete_step,
+)
 from cairn.service.catalog import rows
-from cairn.service.settings import Settings
-from cairn.storage.runs.gc import collect_garbage
-from cairn.storage.runs.promotion import delete_alias, promote_step
 from cairn.storage.runs.records.layout import alias_file, trash_file
-from cairn.storage.runs.trash import delete_step, find_deletable_step, undelete_step
 from cairn.storage.store.clock import utc_now
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.dashboard.test_other_attempts import FORM, fields_of

@@ -10,11 +10,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from cairn.service.client.asynchronous.client import AsyncClient
+from cairn import AsyncClient, Checkpointer, UnsupportedLeafError
 from cairn.service.errors import ProblemResponseError
-from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.arrays.leaf_paths import path_of
-from cairn.storage.errors import UnsupportedLeafError
 from tests.service.conftest import BASE_URL, PEER
 
 HARD = ("w", "w\n", "w\r\n", "w/", "/w", "w//w", "w%2F", "w%0A", "%", "%25", "w?w=1", "w#w")

@@ -10,10 +10,9 @@ import pytest
 from fastapi.openapi.models import OpenAPI
 from fastapi.testclient import TestClient
 
+from cairn import Settings, create_app
 from cairn.interop.conversion.tensor_streams import FLOAT_NAMES
-from cairn.service.app import create_app
 from cairn.service.schemas import Dtype
-from cairn.service.settings import Settings
 from tests.service.conftest import BASE_URL, PEER
 
 METHODS = {"get", "post", "put", "patch", "delete"}

@@ -11,18 +11,20 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.partition_axis import PartitionAxis
-from cairn.interop.weights.model_map import model_map
+from cairn import (
+    Checkpointer,
+    CheckpointReader,
+    DecoderConfig,
+    DecoderForCausalLM,
+    EasyDeLState,
+    PartitionAxis,
+    adopt,
+    make_optimizer,
+    model_map,
+)
 from cairn.service.jobs import rule_matches
-from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.trees import nest
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import named_leaves
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.optimizers import make_optimizer
-from cairn.storage.orbax_import.adopt import adopt
-from cairn.storage.reading.reader import CheckpointReader
 from tests.service.jobs import CONFIG as LLAMA
 from tests.service.jobs import leaves_of
 from tests.service.stores import begin_saving, make_run

@@ -7,10 +7,9 @@ from contextlib import closing
 import pytest
 from fastapi.testclient import TestClient
 
-from cairn.service.app import create_app
+from cairn import Settings, create_app
 from cairn.service.command import backup
 from cairn.service.private_files import make_private
-from cairn.service.settings import Settings
 from tests.service.conftest import BASE_URL, PEER
 
 

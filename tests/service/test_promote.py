@@ -4,12 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import select
 
+from cairn import Run
 from cairn.service.access.loopback import LOOPBACK
 from cairn.service.actions import aliases as aliases_actions
 from cairn.service.catalog.models import AliasRow, AuditRow
 from cairn.storage.runs import promotion
 from cairn.storage.runs.records.aliases import AliasWriter
-from cairn.storage.runs.run import Run
 from tests.service.stores import add_steps, begin_saving, make_run, trash
 
 RUN = "/v1/roots/default/runs/run"

@@ -8,9 +8,8 @@ from weakref import WeakValueDictionary
 import httpx
 import pytest
 
-from cairn.service.app import create_app
+from cairn import Settings, create_app
 from cairn.service.http import limiters
-from cairn.service.settings import Settings
 from cairn.storage.store import objects
 from tests.service.jobs import until
 from tests.service.servers import serve

@@ -6,8 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from cairn.storage.runs.annotate import annotate_step
-from cairn.storage.runs.run import Run
+from cairn import Run, annotate_step
 from tests.service.jobs import save_llama
 from tests.service.planes import running_plane
 

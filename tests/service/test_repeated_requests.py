@@ -5,8 +5,8 @@ import shutil
 import pytest
 from sqlalchemy import select
 
+from cairn import Run
 from cairn.service.catalog.models import AuditRow
-from cairn.storage.runs.run import Run
 from tests.service.jobs import save_llama, serving, watch
 from tests.service.stores import trash
 

@@ -4,11 +4,9 @@ import threading
 
 import pytest
 
-from cairn.storage.errors import StoreUnavailableError
-from cairn.storage.reading.reader import CheckpointReader
+from cairn import CheckpointReader, Run, StoreUnavailableError
 from cairn.storage.runs import fork
 from cairn.storage.runs.lease import release
-from cairn.storage.runs.run import Run
 from tests.service.commands import cairn_here
 from tests.service.jobs import done, save_llama, serving, watch
 from tests.service.planes import running_plane

@@ -3,16 +3,13 @@ import threading
 import pytest
 from sqlalchemy import select
 
+from cairn import Client, Decision, Run, StoreUnavailableError
 from cairn.service.catalog.models import AuditRow
-from cairn.service.client.client import Client
 from cairn.service.errors import ProblemResponseError
-from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.runs import retention
 from cairn.storage.runs.lease import release
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.records.layout import annotation_file, trash_file
-from cairn.storage.runs.retention import Decision
-from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import read_tombstones
 from tests.service.jobs import serving, watch
 from tests.service.servers import serve

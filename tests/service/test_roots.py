@@ -10,7 +10,7 @@ from anyio.to_thread import current_default_thread_limiter
 from fastapi.testclient import TestClient
 from sqlalchemy import event, select
 
-from cairn.service.app import create_app
+from cairn import Settings, create_app, parse_uri
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.models import AddedRootRow, RootRow, RunRow
 from cairn.service.catalog.refresh import Index
@@ -20,9 +20,7 @@ from cairn.service.command.doctor.databases import check_added_roots
 from cairn.service.command.doctor.findings import Outcome
 from cairn.service.errors import RootTakenError
 from cairn.service.http.limiters import AT_ONCE, STREAMS_AT_ONCE
-from cairn.service.settings import Settings
 from cairn.storage.store.clock import utc_now
-from cairn.storage.store.uri import parse_uri
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import done, save_llama, serving, until

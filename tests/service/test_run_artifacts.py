@@ -2,9 +2,9 @@
 
 import json
 
+from cairn import Run
 from cairn.service.actions import artifacts
 from cairn.storage.runs.records.exports import exports_of_run
-from cairn.storage.runs.run import Run
 from tests.service.jobs import done, save_llama, serving
 
 STEPS = "/v1/roots/default/runs/llama/checkpoints"

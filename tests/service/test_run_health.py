@@ -4,16 +4,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from cairn import Damage, StepFacts, annotate_step, promote_step
 from cairn.service.actions import clean_up, reclaimable
 from cairn.service.actions import runs as runs_actions
 from cairn.service.actions.failures import failures_of
 from cairn.service.actions.reclaimable import reclaimable_bytes
 from cairn.service.catalog.run_health import SizedStep
 from cairn.service.schemas import KeepBest, RetentionPolicy
-from cairn.storage.runs.annotate import annotate_step, note_verified
-from cairn.storage.runs.promotion import promote_step
-from cairn.storage.runs.records.annotations import Damage
-from cairn.storage.runs.retention import StepFacts
+from cairn.storage.runs.annotate import note_verified
 from tests.service.jobs import done, save_llama, serving, until, watch
 from tests.service.stores import make_run
 

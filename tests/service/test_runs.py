@@ -4,11 +4,9 @@ import shutil
 import pytest
 from fastapi.testclient import TestClient
 
-from cairn.service.app import create_app
+from cairn import Run, Settings, create_app
 from cairn.service.catalog.refresh import Index
-from cairn.service.settings import Settings
 from cairn.storage.runs.records.aliases import AliasWriter
-from cairn.storage.runs.run import Run
 from cairn.storage.store.clock import from_rfc3339
 from cairn.storage.store.records import canonical_json, sha256_of
 from tests.service.commands import cairn_here

@@ -9,16 +9,11 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
+from cairn import Client, Run, Settings, SettingsError, StoreUnavailableError, create_app, parse_uri
 from cairn.service.actions.schedules import LATE, Scheduler
-from cairn.service.app import create_app
 from cairn.service.catalog.models import AuditRow
-from cairn.service.client.client import Client
-from cairn.service.errors import SettingsError
 from cairn.service.jobs.records import operation_key
-from cairn.service.settings import Settings, load_settings
-from cairn.storage.errors import StoreUnavailableError
-from cairn.storage.runs.run import Run
-from cairn.storage.store.uri import parse_uri
+from cairn.service.settings import load_settings
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import save_llama, watch
 from tests.service.planes import running_plane

@@ -13,15 +13,13 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.service.app import create_app
+from cairn import Settings, create_app, delete_step
 from cairn.service.filters.expressions import quote
 from cairn.service.filters.fields import CHECKPOINT_FIELDS
 from cairn.service.filters.order import parse_order
 from cairn.service.schemas import Checkpoint
-from cairn.service.settings import Settings
 from cairn.storage.runs.annotate import note_verified
 from cairn.storage.runs.records.aliases import AliasWriter
-from cairn.storage.runs.trash import delete_step
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.filters.expressions import KEYS, NUMBERS, TEXTS, filters, holds
 from tests.service.stores import add_steps, annotate, begin_saving, make_run, publish, trash

@@ -6,17 +6,17 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
-from cairn.service.app import create_app
+from cairn import Settings, SettingsError, create_app
 from cairn.service.catalog import engine
 from cairn.service.catalog.engine import Catalog, upgrade_catalog
 from cairn.service.command.backup import back_up
-from cairn.service.errors import BackupError, SettingsError
+from cairn.service.errors import BackupError
 from cairn.service.jobs import worker_names
 from cairn.service.jobs.dbos_engine import database
 from cairn.service.jobs.dbos_engine.database import upgrade_jobs
 from cairn.service.jobs.dbos_engine.jobs import open_jobs
 from cairn.service.jobs.worker_names import worker_name
-from cairn.service.settings import Settings, is_loopback, load_settings
+from cairn.service.settings import is_loopback, load_settings
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import pytest
 
-from cairn.storage.errors import StoreUnavailableError
+from cairn import ObjectStore, StoreUnavailableError
 from cairn.storage.store.deadlines import deadline_seconds_left
-from cairn.storage.store.objects import ObjectStore
 from tests.service.stores import make_run
 
 RUN = "/v1/roots/default/runs/run"

@@ -7,8 +7,7 @@ import sqlite3
 import pytest
 from fastapi.testclient import TestClient
 
-from cairn.service.app import create_app
-from cairn.service.errors import SettingsError
+from cairn import SettingsError, create_app
 from cairn.service.settings import load_settings
 from tests.service.commands import cairn, cairn_here
 from tests.service.conftest import BASE_URL, PEER

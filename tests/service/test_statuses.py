@@ -11,11 +11,10 @@ import pytest
 import sqlalchemy.exc
 from fastapi.testclient import TestClient
 
-from cairn.service.app import create_app
+from cairn import Settings, create_app
 from cairn.service.catalog.events import retention
 from cairn.service.catalog.events.outbox import NewEvent, publish
 from cairn.service.schemas import EventKind
-from cairn.service.settings import Settings
 from cairn.storage.store.clock import utc_now
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.conftest import BASE_URL, PEER

@@ -11,8 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 from flax.traverse_util import flatten_dict
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.orbax_import.adopt import adopt
+from cairn import Checkpointer, adopt
 from cairn.storage.runs.records.layout import INDEX_FILE
 from tests.plain_orbax import manager
 from tests.service.jobs import leaves_of, save_llama, serving

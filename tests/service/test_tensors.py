@@ -16,24 +16,18 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from cairn import Checkpointer, CheckpointReader, CorruptionError, Run, adopt, parse_uri, roll_back
 from cairn.service.actions.caches import OpenStep, StepCache
 from cairn.service.actions.tensors import list_tensors
 from cairn.service.http.limiters import StoreLimiter
-from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.arrays.digests import box_digest, digest_text
 from cairn.storage.arrays.leaf_paths import keys_of
-from cairn.storage.errors import CorruptionError
-from cairn.storage.orbax_import.adopt import adopt
 from cairn.storage.reading import checked_reads, local_shards
 from cairn.storage.reading.checked_reads import CheckedReads
-from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.tensor_parts import TensorPart
 from cairn.storage.runs.records.layout import INDEX_FILE
 from cairn.storage.runs.records.manifest import LeafRecord
-from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run
 from cairn.storage.safetensors.format import DTYPES
-from cairn.storage.store.uri import parse_uri
 from tests.service.planes import running_plane
 from tests.storage.indexes import publish_index, shards_of
 from tests.storage.plain_steps import as_plain_step

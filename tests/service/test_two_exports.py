@@ -7,11 +7,9 @@ import threading
 
 import pytest
 
+from cairn import Run, StoreFullError, collect_garbage
 from cairn.service.jobs.kinds import export_job
-from cairn.storage.errors import StoreFullError
-from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.records import exports
-from cairn.storage.runs.run import Run
 from tests.service.jobs import (
     Hold,
     artifact_of,

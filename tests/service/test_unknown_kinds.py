@@ -2,11 +2,9 @@
 
 import pytest
 
-from cairn.service.app import create_app
-from cairn.service.client.client import Client
+from cairn import Client, Settings, create_app
 from cairn.service.jobs.dbos_engine.database import APPLICATION_VERSION, open_database
 from cairn.service.schemas import Operation
-from cairn.service.settings import Settings
 from tests.service.access.conftest import Keys, bearer
 from tests.service.jobs import done, save_llama, serving
 from tests.service.servers import serve

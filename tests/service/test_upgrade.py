@@ -15,16 +15,14 @@ from alembic.script import ScriptDirectory
 from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, inspect, make_url
 
-from cairn.service.app import create_app
+from cairn import Settings, SettingsError, create_app
 from cairn.service.catalog import migrate
 from cairn.service.catalog.engine import Catalog, upgrade_catalog
 from cairn.service.catalog.migrate import configuration
 from cairn.service.command.doctor.databases import check_catalog
 from cairn.service.command.doctor.findings import Outcome
-from cairn.service.errors import SettingsError
 from cairn.service.jobs.dbos_engine.database import open_database
 from cairn.service.jobs.dbos_engine.jobs import open_jobs
-from cairn.service.settings import Settings
 from tests.service.commands import cairn_here
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import save_llama, serving, watch

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from cairn import Damage, Run, annotate_step
 from cairn.service.jobs.kinds import verify
 from cairn.storage.arrays.ocdbt import is_data_file
-from cairn.storage.runs.annotate import annotate_step, annotation_of, note_verified
-from cairn.storage.runs.records.annotations import Damage
+from cairn.storage.runs.annotate import annotation_of, note_verified
 from cairn.storage.runs.records.layout import annotation_file, manifest_file
-from cairn.storage.runs.run import Run
 from tests.service.commands import cairn, cairn_here
 from tests.service.jobs import done, save_llama, serving, until, watch
 from tests.service.planes import running_plane

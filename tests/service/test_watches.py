@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import OperationalError
 
-from cairn.service.app import create_app
+from cairn import create_app
 from cairn.service.jobs import watches
 from cairn.service.jobs.dbos_engine.jobs import Jobs, open_jobs
 from cairn.service.jobs.watches import Watches

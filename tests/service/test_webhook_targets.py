@@ -12,11 +12,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from cairn.service.errors import SettingsError, TargetRefusedError
+from cairn import Settings, SettingsError
+from cairn.service.errors import TargetRefusedError
 from cairn.service.events import http_post, targets
 from cairn.service.events.http_post import PostFailedError, post
 from cairn.service.events.targets import check_addresses, parse_target, resolve
-from cairn.service.settings import Settings
 from tests.service.receivers import receiving
 
 LOOPBACK = Settings(webhook_networks="127.0.0.0/8, ::1/128").networks

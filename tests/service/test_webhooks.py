@@ -11,12 +11,11 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from cairn.service.app import create_app
+from cairn import Settings, create_app
 from cairn.service.catalog.models import AuditRow
 from cairn.service.events import sender
 from cairn.service.events.detector import EventDetector
 from cairn.service.events.sender import Sender
-from cairn.service.settings import Settings
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.jobs import Hold, save_llama, serving, watch
 from tests.service.receivers import receiving

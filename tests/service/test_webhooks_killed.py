@@ -17,8 +17,7 @@ from functools import partial
 import httpx
 import pytest
 
-from cairn.service.client.client import Client
-from cairn.storage.runs.run import Run
+from cairn import Client, Run
 from tests.faults.report import is_long, seed, tell, trials
 from tests.programs.program import Program
 from tests.service.impatient_server import TRIES

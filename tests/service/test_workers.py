@@ -9,13 +9,11 @@ from contextlib import contextmanager, suppress
 import pytest
 from fastapi.testclient import TestClient
 
+from cairn import Settings, create_app, delete_step
 from cairn.service.access.callers import Caller, Scope
 from cairn.service.actions.workers import list_workers
-from cairn.service.app import create_app
 from cairn.service.jobs.errors import JobsBusyError
 from cairn.service.jobs.worker_names import FileName, worker_name
-from cairn.service.settings import Settings
-from cairn.storage.runs.trash import delete_step
 from tests.programs.program import Program
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import done, save_llama, until, watch

@@ -2,11 +2,8 @@
 
 import pytest
 
-from cairn.service.client.client import Client
+from cairn import Client, FencedError, Run, Writer
 from cairn.service.errors import ProblemResponseError
-from cairn.storage.errors import FencedError
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.writer import Writer
 from tests.service.access.conftest import Keys, bearer
 from tests.service.jobs import serving
 from tests.service.servers import serve

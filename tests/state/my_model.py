@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cairn.interop.config.base import EDPretrainedConfig
-from cairn.state.models.base import EasyDeLBaseModule
+from cairn import EasyDeLBaseModule, EDPretrainedConfig
 
 
 @dataclass(frozen=True, kw_only=True)

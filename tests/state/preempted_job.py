@@ -16,9 +16,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import cairn.state.checkpointing.saves.save_job
-from cairn.state.checkpointing.save_policy import SavePolicy
-from cairn.state.states.run_saver import RunSaver
-from cairn.state.states.train_state import TrainState
+from cairn import RunSaver, SavePolicy, TrainState
 
 FIRST_STEPS = 10
 

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 from flax import linen
 
-from cairn.state.states.train_state import TrainState
+from cairn import TrainState
 
 CLASSES = 10
 

@@ -9,12 +9,18 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.interop.errors import ArgumentError, InteropError
-from cairn.state.errors import NotInitializedError, ShardingError, TreeStructureError
+from cairn import (
+    ArgumentError,
+    EasyDeLState,
+    InteropError,
+    NotInitializedError,
+    ShardingError,
+    TreeStructureError,
+    make_mesh,
+    make_optimizer,
+)
 from cairn.state.paths import named_leaves
-from cairn.state.sharding.mesh import make_mesh, mesh_of
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.optimizers import make_optimizer
+from cairn.state.sharding.mesh import mesh_of
 from tests.state.my_model import MyModel, batch, my_model, train_step
 
 TX, TX_INIT = make_optimizer("adamw", learning_rate=1e-2)

@@ -8,10 +8,8 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.interop.errors import ArgumentError
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.sharding.mesh import make_mesh, mesh_of
-from cairn.state.states.easydel_state import EasyDeLState
+from cairn import ArgumentError, DecoderForCausalLM, EasyDeLState, make_mesh
+from cairn.state.sharding.mesh import mesh_of
 from tests.state.compilations import compilations
 from tests.state.my_model import batch as my_batch
 from tests.state.my_model import my_model, train_step

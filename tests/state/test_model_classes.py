@@ -6,12 +6,10 @@ import sys
 import pytest
 from flax import nnx
 
+from cairn import ConfigError, DecoderForCausalLM, EasyDeLState
 from cairn.interop import registry
-from cairn.interop.errors import ConfigError
 from cairn.state import model_classes
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.states.checkpoint import StoredCheckpoint
-from cairn.state.states.easydel_state import EasyDeLState
 from tests.tiny import TINY
 
 OF_FILE = "cairn.state.models.decoder.decoder"

@@ -10,10 +10,7 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as Spec
 
-from cairn.state.sharding.mesh import make_mesh
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.optimizers import make_optimizer
-from cairn.state.states.train_state import TrainState
+from cairn import EasyDeLState, TrainState, make_mesh, make_optimizer
 from tests.storage.test_notebooks import HOSTILE, seen
 
 

@@ -7,11 +7,7 @@ import optax
 import pytest
 from flax import nnx, struct
 
-from cairn.interop.errors import ArgumentError
-from cairn.state.errors import TreeStructureError
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.train_state import TrainState
-from cairn.state.states.train_step import TrainStep
+from cairn import ArgumentError, EasyDeLState, TrainState, TrainStep, TreeStructureError
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model
 
 PLATEAU = optax.chain(

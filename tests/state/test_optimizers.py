@@ -4,10 +4,9 @@ import numpy as np
 import optax
 import pytest
 
+from cairn import ArgumentError, OptimizerError, make_optimizer, optimizer_from_description
 from cairn.interop.config.frozen import FrozenJSON
-from cairn.interop.errors import ArgumentError
-from cairn.state.errors import OptimizerError
-from cairn.state.states.optimizers import OPTIMIZERS, make_optimizer, optimizer_from_description
+from cairn.state.states.optimizers import OPTIMIZERS
 
 PARAMS = {"w": jnp.ones((4, 4)), "b": jnp.zeros((4,))}
 GRADS = {"w": jnp.full((4, 4), 0.3), "b": jnp.full((4,), -2.0)}

@@ -9,9 +9,8 @@ import optax
 import pytest
 from flax import nnx
 
+from cairn import EasyDeLState, TrainStep
 from cairn.state.states import rng_reuse
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.train_step import TrainStep
 from tests.state.my_model import batch, my_model
 
 TX = optax.sgd(1e-1)

@@ -11,17 +11,18 @@ from flax import nnx, struct
 from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as ocp
 
-from cairn.interop.errors import ArgumentError
-from cairn.state.errors import (
+from cairn import (
+    ArgumentError,
     NotInitializedError,
     OptimizerError,
     OptimizerNotFoundError,
+    StepNotFoundError,
+    TrainState,
+    TrainStep,
+    TreeMismatchError,
     TreeStructureError,
+    make_mesh,
 )
-from cairn.state.sharding.mesh import make_mesh
-from cairn.state.states.train_state import TrainState
-from cairn.state.states.train_step import TrainStep
-from cairn.storage.errors import StepNotFoundError, TreeMismatchError
 from tests.state.resnet import images, resnet_loss, resnet_state
 
 TX = optax.adam(1e-1)

@@ -8,12 +8,15 @@ import pytest
 from flax import linen, nnx, struct
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cairn.interop.errors import ArgumentError
-from cairn.state.errors import NotInitializedError, TreeStructureError
-from cairn.state.sharding.mesh import make_mesh
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.train_state import TrainState
-from cairn.state.states.train_step import TrainStep
+from cairn import (
+    ArgumentError,
+    EasyDeLState,
+    NotInitializedError,
+    TrainState,
+    TrainStep,
+    TreeStructureError,
+    make_mesh,
+)
 from tests.state.my_model import batch as token_batch
 from tests.state.my_model import my_model
 

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from cairn.storage.store.uri import StoreURI, parse_uri
+from cairn import StoreURI, parse_uri
 from tests.gcs.server import GcsServer
 
 BUCKET = "made-once"

@@ -4,13 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer, ModelInfo, ObjectStore, Run, StoreURI, open_files
 from cairn.storage.runs.records.layout import INDEX_FILE
-from cairn.storage.runs.records.manifest import ModelInfo
-from cairn.storage.runs.run import Run
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import StoreURI
 
 WRITER = "fork/test"
 LEAF = np.arange(4096, dtype=np.float32).reshape(64, 64)

@@ -2,13 +2,13 @@
 
 import numpy as np
 
+from cairn import ObjectStore
 from cairn.storage.arrays.chunk_digests import FILE_PREFIX, ChunkDigests, DigestedBox
 from cairn.storage.arrays.data_files import stored_file
 from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file
 from cairn.storage.runs.records.manifest import ObjectRecord, PlainStep
 from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.records.step_index import shard_grid
-from cairn.storage.store.objects import ObjectStore
 
 META_FILE = "meta/data.json"
 

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from cairn.storage.errors import PreconditionFailedError
+from cairn import PreconditionFailedError, parse_uri
 from cairn.storage.store.objects import Versioned
-from cairn.storage.store.uri import parse_uri
 
 
 class Killed(BaseException):

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import tensorstore as ts
 
+from cairn import parse_uri
 from cairn.state.checkpointing.saves import tree_writer
 from cairn.state.checkpointing.saves.host_arrays import HostArray, HostBox
 from cairn.storage.arrays.chunks import ChunkShapes
@@ -14,7 +15,6 @@ from cairn.storage.arrays.data_files import write_data_files
 from cairn.storage.arrays.dtypes import dtype_named
 from cairn.storage.arrays.ocdbt import MANIFEST_FILE, leaf_node, manifest
 from cairn.storage.arrays.orbax_tree import array_name
-from cairn.storage.store.uri import parse_uri
 
 
 def numbers(shape, dtype, seed=0):

@@ -3,12 +3,11 @@
 from datetime import UTC, datetime
 from typing import Any
 
+from cairn import Attempt, Manifest, open_files
 from cairn.storage.runs.lease import begin_attempt, read_lease, release
-from cairn.storage.runs.records.attempts import Attempt
 from cairn.storage.runs.records.layout import manifest_file, step_dir
-from cairn.storage.runs.records.manifest import Manifest, ObjectRecord, PlainStep
+from cairn.storage.runs.records.manifest import ObjectRecord, PlainStep
 from cairn.storage.runs.records.placed import write_record
-from cairn.storage.store.open_files import open_files
 
 PLAIN: dict[str, Any] = {
     "plain": PlainStep(trees={"model": "model"}),

@@ -6,8 +6,7 @@ import pytest
 import tensorstore as ts
 from gcsfs.retry import HttpError
 
-from cairn.storage import errors
-from cairn.storage.errors import (
+from cairn import (
     CorruptionError,
     NotFoundError,
     PreconditionFailedError,
@@ -16,8 +15,9 @@ from cairn.storage.errors import (
     StoreFullError,
     StoreUnavailableError,
     TreeMismatchError,
-    translate_error,
 )
+from cairn.storage import errors
+from cairn.storage.errors import translate_error
 
 
 def test_message_says_where_what_was_expected_what_was_found_and_what_to_do():

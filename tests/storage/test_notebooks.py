@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 
 import cairn
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer, CheckpointReader, Run, parse_uri
 from cairn.storage.notebooks import html_table, never_raises, size_cell
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.run import Run
-from cairn.storage.store.uri import parse_uri
 
 HOSTILE = "<script>alert(1)</script>\"'&\x1b[2J\u202e"
 ALLOWED = {"div", "table", "thead", "tbody", "tr", "th", "td"}

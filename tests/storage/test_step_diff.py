@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.reading.reader import CheckpointReader
+from cairn import Checkpointer, CheckpointReader, Run
 from cairn.storage.reading.step_diff import diff_entries, diff_leaves, diff_values
 from cairn.storage.reading.tensor_parts import TensorPart
 from cairn.storage.runs.records.manifest import LeafRecord
-from cairn.storage.runs.run import Run
 
 
 def leaf(path, shape=(4,), dtype="float32", digest="words-64:1", item="model"):

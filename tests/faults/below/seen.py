@@ -4,21 +4,24 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cairn.storage.errors import StorageError
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.reading.verify import verify_step
+from cairn import (
+    CheckpointReader,
+    Run,
+    StepState,
+    StorageError,
+    check_run,
+    collect_garbage,
+    list_runs,
+    parse_uri,
+    verify_step,
+)
 from cairn.storage.runs.annotate import annotation_of
-from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.records.exports import exports_of_run
-from cairn.storage.runs.run import Run, list_runs
-from cairn.storage.runs.run_check import check_run
-from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.trash import read_tombstones
 from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX
 from cairn.storage.store.files_local import TEMPORARY_PREFIX
 from cairn.storage.store.records import sha256_of
-from cairn.storage.store.uri import parse_uri
 from tests.faults.below.verbs import KEY, OTHER, days_later
 from tests.faults.forked import Told
 

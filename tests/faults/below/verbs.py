@@ -18,36 +18,43 @@ from typing import Any, Final
 
 import numpy as np
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.errors import (
+from cairn import (
     AliasNotFoundError,
+    Checkpointer,
+    Damage,
     LeaseHeldError,
     PreconditionFailedError,
+    RetentionPolicy,
+    Run,
     StepExistsError,
     StepNotFoundError,
+    adopt,
+    annotate_run,
+    annotate_step,
+    apply_retention,
+    collect_garbage,
+    create_run,
+    delete_alias,
+    delete_step,
+    fork_run,
+    open_files,
+    parse_uri,
+    promote_step,
+    repair_run,
+    roll_back,
+    undelete_step,
+    verify_step,
 )
-from cairn.storage.orbax_import.adopt import adopt
-from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.annotate import annotate_run, annotate_step, note_verified
-from cairn.storage.runs.fork import fork_run
-from cairn.storage.runs.gc import collect_garbage
+from cairn.storage.runs.annotate import note_verified
 from cairn.storage.runs.lease import DEAD_AFTER_SECONDS
-from cairn.storage.runs.promotion import delete_alias, promote_step
-from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.records.exports import (
     ExportFile,
     ExportKey,
     ExportManifest,
     publish_export,
 )
-from cairn.storage.runs.repair import repair_run
-from cairn.storage.runs.retention import RetentionPolicy, apply_retention
-from cairn.storage.runs.rollback import roll_back, take_over
-from cairn.storage.runs.run import Run, create_run
-from cairn.storage.runs.trash import delete_step, undelete_step
+from cairn.storage.runs.rollback import take_over
 from cairn.storage.store.clock import utc_now
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
 from tests.faults.forked import Forked, Told
 
 Act = Callable[[], Any]

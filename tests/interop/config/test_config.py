@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 
 import cairn.interop
-from cairn.interop.config.auto import AutoEasyDeLConfig
-from cairn.interop.config.base import EDPretrainedConfig
-from cairn.interop.config.decoder import DecoderConfig, RopeConfig
-from cairn.interop.config.experts import ExpertsConfig
-from cairn.interop.errors import ConfigError
+from cairn import (
+    AutoEasyDeLConfig,
+    ConfigError,
+    DecoderConfig,
+    EDPretrainedConfig,
+    ExpertsConfig,
+    RopeConfig,
+)
 
 TINY = {
     "vocab_size": 64,

@@ -12,14 +12,16 @@ from flax import nnx
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
-from cairn.interop.config.auto import AutoEasyDeLConfig
-from cairn.interop.config.base import EDPretrainedConfig
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.errors import ConfigError
-from cairn.interop.partition_axis import PartitionAxis
-from cairn.state.models.base import EasyDeLBaseModule
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.states.easydel_state import EasyDeLState
+from cairn import (
+    AutoEasyDeLConfig,
+    ConfigError,
+    DecoderConfig,
+    DecoderForCausalLM,
+    EasyDeLBaseModule,
+    EasyDeLState,
+    EDPretrainedConfig,
+    PartitionAxis,
+)
 from tests.tiny import TINY
 
 

@@ -8,11 +8,14 @@ import jax
 import pytest
 from flax import nnx
 
-from cairn.interop.config.auto import AutoEasyDeLConfig
-from cairn.interop.config.base import EDPretrainedConfig
-from cairn.interop.errors import ArgumentError, ConfigError
-from cairn.state.models.base import EasyDeLBaseModule
-from cairn.state.states.easydel_state import EasyDeLState
+from cairn import (
+    ArgumentError,
+    AutoEasyDeLConfig,
+    ConfigError,
+    EasyDeLBaseModule,
+    EasyDeLState,
+    EDPretrainedConfig,
+)
 
 
 class ActConfig(EDPretrainedConfig):

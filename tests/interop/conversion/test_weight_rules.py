@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn import ConversionError
 from cairn.interop.conversion.ops import (
     RENAME,
     TRANSPOSE,
@@ -22,7 +23,6 @@ from cairn.interop.conversion.rules import (
     match,
 )
 from cairn.interop.conversion.tensor_streams import MemoryLeaf, streams, whole
-from cairn.interop.errors import ConversionError
 
 sizes = st.integers(1, 5)
 

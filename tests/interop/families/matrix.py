@@ -19,15 +19,11 @@ from flax import nnx
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from cairn import CheckpointReader, DecoderForCausalLM, EasyDeLState, Run, parse_uri
 from cairn.interop.config.decoder_layers import leaf_shapes
 from cairn.interop.weights.export import export_sources
 from cairn.interop.weights.peft_names import modules_of
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import named_leaves
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.run import Run
-from cairn.storage.store.uri import parse_uri
 from tests.state.forward import logits_of
 from tests.state.hf_models import tokens, torch_logits
 

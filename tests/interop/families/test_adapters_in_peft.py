@@ -8,8 +8,8 @@ import importlib
 
 import pytest
 
+from cairn import DecoderForCausalLM
 from cairn.interop import registry
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from tests.interop.families.matrix import assert_adapters_are_those_of_peft, model_of
 
 

@@ -19,10 +19,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
+from cairn import ConfigError, DecoderConfig
 from cairn.interop import registry
-from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.config.hf_keys import HARMLESS_KEYS
-from cairn.interop.errors import ConfigError
 from cairn.interop.families.family import get_family
 from cairn.interop.families.key_kinds import KINDS
 from tests.interop.families.matrix import LIMIT, SIZES, WHOLE, options_of, padded

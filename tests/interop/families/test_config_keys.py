@@ -13,8 +13,8 @@ from jax import numpy as jnp
 from transformers.activations import ACT2FN
 from transformers.utils import logging
 
+from cairn import DecoderConfig
 from cairn.interop import registry
-from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.config.hf_keys import DROPOUTS, HARMLESS_KEYS, NEUTRAL_VALUES
 from cairn.interop.families.family import get_family
 from cairn.interop.families.hf_config import activation_from_hf

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
+from cairn import ConfigError, ConversionError, DecoderForCausalLM
 from cairn.interop import registry
 from cairn.interop.config.decoder import FULL, WINDOW
-from cairn.interop.errors import ConfigError, ConversionError
 from cairn.interop.families.deepseek_gguf import KeysAndValues
 from cairn.interop.families.family import get_family
 from cairn.interop.families.gguf_names import Column, Plus
 from cairn.interop.weights.gguf.reading import GGUFFile
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from tests.interop.families.gguf_conversion import write_gguf
 from tests.interop.families.matrix import SIZES, WHOLE, assert_close, padded, tiny
 from tests.state.forward import logits_of

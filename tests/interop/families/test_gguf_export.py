@@ -8,16 +8,20 @@ import pytest
 from flax import nnx
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cairn import (
+    ArgumentError,
+    ConfigError,
+    ConversionError,
+    DecoderForCausalLM,
+    open_files,
+    parse_uri,
+    write_shard,
+)
 from cairn.interop.config.decoder_layers import leaf_shapes
 from cairn.interop.conversion.tensor_streams import MemoryLeaf
-from cairn.interop.errors import ArgumentError, ConfigError, ConversionError
 from cairn.interop.weights.gguf.reading import GGUFFile
 from cairn.interop.weights.gguf.writing import GGUF_FILE, gguf_shard
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import named_leaves
-from cairn.storage.safetensors.writer import write_shard
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
 from examples.demo.weights import carried_tokenizer, smollm2_gguf
 from tests.examples.layers import first_layers
 from tests.interop.families.matrix import assert_close, padded

@@ -6,8 +6,7 @@ import json
 import pytest
 from transformers import AutoConfig
 
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.errors import ConfigError
+from cairn import ConfigError, DecoderConfig
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from cairn import ConfigError, DecoderConfig
 from cairn.interop import registry
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.errors import ConfigError
 from cairn.interop.families.family import get_family
 
 ROOT = Path(__file__).parents[3]

@@ -12,9 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from cairn.interop.errors import ConfigError, ConversionError
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.states.easydel_state import EasyDeLState
+from cairn import ConfigError, ConversionError, DecoderForCausalLM, EasyDeLState
 from tests.state.forward import logits_of
 from tests.state.hf_models import LLAMA3_ROPE, save, tiny_llama, tokens, torch_logits
 

@@ -21,9 +21,8 @@ import numpy as np
 import pytest
 from transformers import AutoConfig
 
-from cairn.interop.errors import ConfigError
+from cairn import ConfigError, DecoderForCausalLM
 from cairn.interop.families.family import get_family
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from tests.interop.families.llama_cpp_engine import (
     SOURCE,
     Converter,

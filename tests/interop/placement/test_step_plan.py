@@ -12,25 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.errors import ArgumentError
-from cairn.interop.partition_axis import PartitionAxis
+from cairn import (
+    ArgumentError,
+    Checkpointer,
+    DecoderConfig,
+    DecoderForCausalLM,
+    EasyDeLState,
+    PartitionAxis,
+    load,
+    make_mesh,
+    resolve_checkpoint,
+)
 from cairn.interop.placement import load_cost
 from cairn.interop.placement.decoder_axes import decoder_axes
 from cairn.interop.placement.process_grid import ProcessGrid
 from cairn.interop.placement.rules import RuleMatch, axis_units, resolve_spec
 from cairn.interop.placement.specs import entry_axes, shard_shape
 from cairn.interop.placement.step_plan import Layout, plan_step
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.load import load
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import named_leaves
-from cairn.state.sharding.mesh import make_mesh
-from cairn.state.states.easydel_state import EasyDeLState
 from cairn.state.states.optimizers import init_optimizer
 from cairn.storage.reading import local_shards
 from cairn.storage.runs.records.manifest import LeafRecord
-from cairn.storage.runs.resolution import resolve_checkpoint
 from tests.state.checkpointing.restores.elsewhere import devices_elsewhere
 
 P = PartitionSpec

@@ -13,15 +13,20 @@ from flax import nnx
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from cairn import (
+    ArgumentError,
+    CheckpointReader,
+    ConversionError,
+    DecoderForCausalLM,
+    TreeMismatchError,
+    open_files,
+    plan_shards,
+    resolve_checkpoint,
+    write_index,
+    write_shard,
+)
 from cairn.interop.conversion.tensor_streams import whole
-from cairn.interop.errors import ArgumentError, ConversionError
 from cairn.interop.weights.export import export_sources
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.storage.errors import TreeMismatchError
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.resolution import resolve_checkpoint
-from cairn.storage.safetensors.writer import plan_shards, write_index, write_shard
-from cairn.storage.store.open_files import open_files
 from tests.state.hf_models import LLAMA3_ROPE, save, tiny_llama, tokens, torch_logits
 
 

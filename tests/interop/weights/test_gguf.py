@@ -5,11 +5,9 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
-from cairn.interop.config.decoder import RopeConfig
+from cairn import ConfigError, ConversionError, DecoderForCausalLM, RopeConfig
 from cairn.interop.config.frequencies import inverse_frequencies, llama3_divisors
-from cairn.interop.errors import ConfigError, ConversionError
 from cairn.interop.weights.gguf.reading import GGUFFile
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from tests.state.forward import logits_of
 from tests.state.gguf_files import write_llama
 from tests.state.hf_models import tiny_llama, tokens, torch_logits

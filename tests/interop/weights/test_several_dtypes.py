@@ -7,14 +7,11 @@ import torch
 from flax import nnx
 from safetensors.torch import load_file, save_file
 
+from cairn import CheckpointReader, ConversionError, DecoderForCausalLM, resolve_checkpoint
 from cairn.interop.conversion.tensor_streams import whole
-from cairn.interop.errors import ConversionError
 from cairn.interop.weights.export import export_sources
 from cairn.interop.weights.gguf.writing import stored_gguf
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import named_leaves
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.resolution import resolve_checkpoint
 from tests.interop.families.known import test_falcon, test_gpt_oss, test_phi3
 from tests.interop.families.matrix import SIZES, model_of, tensors_of, tiny
 

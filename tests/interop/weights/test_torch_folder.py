@@ -14,11 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cairn.interop.errors import ArgumentError, ConversionError
+from cairn import ArgumentError, ConversionError, DecoderForCausalLM, NotFoundError, open_files
 from cairn.interop.weights.files import open_pretrained
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.storage.errors import NotFoundError
-from cairn.storage.store.open_files import open_files
 from tests.state.forward import logits_of
 from tests.state.hf_models import save, tiny_llama, tokens, torch_logits
 

@@ -10,10 +10,10 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from cairn import Settings
 from cairn.service.access.callers import Scope
 from cairn.service.access.keys import make_key
 from cairn.service.catalog.engine import Catalog
-from cairn.service.settings import Settings
 
 ELSEWHERE = ("203.0.113.7", 50000)
 ADDRESS = "https://cairn.example"

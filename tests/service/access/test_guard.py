@@ -10,13 +10,11 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 from sqlalchemy.exc import OperationalError
 
+from cairn import Settings, SettingsError, create_app
 from cairn.service.access import ttl_cache
 from cairn.service.access.authenticator import Authenticator
 from cairn.service.access.guard import UNDER_WAY, KeysGuard
-from cairn.service.app import create_app
 from cairn.service.catalog.models import AuditRow, KeyRow
-from cairn.service.errors import SettingsError
-from cairn.service.settings import Settings
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, bearer
 from tests.service.stores import make_run
 

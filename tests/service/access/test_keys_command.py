@@ -8,10 +8,10 @@ import httpx
 import pytest
 from sqlalchemy import select
 
+from cairn import Client, SettingsError
 from cairn.service.catalog.models import AuditRow
 from cairn.service.client import announcing
-from cairn.service.client.client import Client
-from cairn.service.errors import ProblemResponseError, SettingsError
+from cairn.service.errors import ProblemResponseError
 from tests.service.access.conftest import bearer
 from tests.service.commands import cairn_here
 from tests.service.servers import serve

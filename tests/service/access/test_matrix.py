@@ -19,13 +19,12 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
+from cairn import Settings, create_app
 from cairn.service.access.callers import Caller, Scope
 from cairn.service.access.keys import digest_of, list_keys, revoke_key
 from cairn.service.access.sessions import begin_session
-from cairn.service.app import create_app
 from cairn.service.catalog.models import AddedRootRow, AuditRow, DeliveryRow, KeyRow, WebhookRow
 from cairn.service.dashboard.routers import ROUTERS as PAGES
-from cairn.service.settings import Settings
 from tests.service.access.conftest import ADDRESS, Keys, bearer
 from tests.service.access.issuer import AUDIENCE, running_issuer
 from tests.service.stores import make_run

@@ -12,12 +12,12 @@ from cryptography.hazmat.primitives.asymmetric import padding
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
+from cairn import Settings, SettingsError, create_app
 from cairn.service.access import oidc
 from cairn.service.access.oidc import Issuer as Verifier
-from cairn.service.app import create_app
 from cairn.service.catalog.models import AuditRow
-from cairn.service.errors import NotReadyError, SettingsError, UnauthenticatedError
-from cairn.service.settings import Settings, load_settings
+from cairn.service.errors import NotReadyError, UnauthenticatedError
+from cairn.service.settings import load_settings
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, bearer
 from tests.service.access.issuer import AUDIENCE, PRIVATE, public, running_issuer
 from tests.service.stores import make_run

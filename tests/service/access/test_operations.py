@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from cairn import create_app
 from cairn.service.access.callers import Caller, Scope
 from cairn.service.actions.operations import list_operations
-from cairn.service.app import create_app
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.stores import make_run
 

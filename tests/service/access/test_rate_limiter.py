@@ -3,11 +3,10 @@
 import pytest
 from fastapi.testclient import TestClient
 
+from cairn import Settings, create_app
 from cairn.service.access import rate_limiter
 from cairn.service.access.authenticator import FAILURES_AT_ONCE
 from cairn.service.access.rate_limiter import RateLimiter
-from cairn.service.app import create_app
-from cairn.service.settings import Settings
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, bearer
 
 

@@ -8,11 +8,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 
+from cairn import Settings, create_app
 from cairn.service.access import sessions, ttl_cache
-from cairn.service.app import create_app
 from cairn.service.catalog.models import SessionRow
 from cairn.service.dashboard.sign_in import own_path
-from cairn.service.settings import Settings
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, bearer
 from tests.service.stores import make_run
 

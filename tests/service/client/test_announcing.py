@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from cairn.service.client.client import Client
+from cairn import Client
 from tests.programs.program import run as run_program
 from tests.service.planes import running_plane
 

@@ -12,9 +12,9 @@ import anyio
 import httpx
 import pytest
 
+from cairn import AsyncClient
 from cairn.service.client import whole_file as on_disk
 from cairn.service.client.addresses import Address
-from cairn.service.client.asynchronous.client import AsyncClient
 from cairn.service.client.asynchronous.connection import AT_ONCE
 from cairn.service.client.asynchronous.lookup import find_step
 from cairn.service.client.asynchronous.whole_file import whole_file

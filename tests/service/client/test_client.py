@@ -4,11 +4,9 @@ import time
 
 import pytest
 
-from cairn.service.app import create_app
-from cairn.service.client.client import Client
+from cairn import Client, Settings, create_app
 from cairn.service.errors import ProblemResponseError, ServerUnreachableError
 from cairn.service.schemas import OperationState
-from cairn.service.settings import Settings
 from tests.plain_orbax import manager
 from tests.service.servers import reply, scripted, serve
 from tests.service.stores import make_run

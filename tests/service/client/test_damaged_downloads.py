@@ -9,8 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from cairn.service.client.asynchronous.client import AsyncClient
-from cairn.service.client.client import Client
+from cairn import AsyncClient, Client
 from cairn.service.errors import DownloadError, ProblemResponseError
 from cairn.service.http.downloads import BLOCK_BYTES
 from cairn.service.jobs.artifacts import ArtifactRef

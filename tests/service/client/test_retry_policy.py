@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from cairn.service.client.client import Client
+from cairn import Client
 from cairn.service.errors import ProblemResponseError, ServerUnreachableError
 from cairn.service.schemas import Health
 from tests.service.servers import reply, scripted

@@ -12,10 +12,8 @@ import orbax.checkpoint as ocp
 import pytest
 from flax.traverse_util import flatten_dict
 
-from cairn.service.client.asynchronous.client import AsyncClient
-from cairn.service.client.client import Client
+from cairn import AsyncClient, Checkpointer, Client
 from cairn.service.errors import DownloadError, ProblemResponseError, ServerUnreachableError
-from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.runs.records.layout import INDEX_FILE
 from tests.service.jobs import leaves_of, save_llama
 from tests.service.planes import running_plane

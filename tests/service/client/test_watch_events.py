@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from cairn.service.client.asynchronous.client import AsyncClient
-from cairn.service.client.client import Client
+from cairn import AsyncClient, Client
 from cairn.service.errors import EventsLostError, ProblemResponseError, ServerUnreachableError
 from cairn.service.schemas import Event, EventKind, EventList
 from tests.service.planes import running_plane

@@ -10,9 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run
+from cairn import Checkpointer, Run, roll_back
 from tests.plain_orbax import manager
 from tests.service.commands import cairn_here
 from tests.service.planes import running_plane

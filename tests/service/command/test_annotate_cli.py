@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cairn.storage.runs.records.annotations import Annotation
+from cairn import Annotation
 from cairn.storage.runs.records.layout import annotation_file
 from cairn.storage.runs.records.placed import read_record
 from tests.service.commands import cairn_here

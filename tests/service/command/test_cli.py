@@ -10,13 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cairn.service.client.client import Client
+from cairn import Client, Manifest, Run, annotate_step, delete_step
 from cairn.service.command.cli import app
 from cairn.service.command.failures import MEANINGS, ExitStatus
-from cairn.storage.runs.annotate import annotate_step, note_verified
-from cairn.storage.runs.records.manifest import Manifest
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.trash import delete_step
+from cairn.storage.runs.annotate import note_verified
 from tests.service.commands import cairn, cairn_here, cairn_on_a_terminal
 from tests.service.planes import running_plane
 from tests.service.stores import begin_saving, make_run, publish

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
+from cairn import promote_step
 from cairn.interop.conversion.tensor_streams import FLOAT_NAMES
 from cairn.service.command import completion
-from cairn.storage.runs.promotion import promote_step
 from tests.service.commands import cairn_here, environment
 from tests.service.planes import running_plane
 from tests.service.stores import make_run

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from cairn.service.client.client import Client
+from cairn import Client, Run
 from cairn.service.errors import ProblemResponseError
-from cairn.storage.runs.run import Run
 from tests.service.commands import cairn_here
 from tests.service.planes import running_plane
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 
+from cairn import StoreCheckError, parse_uri
 from cairn.installation import CHECKED, installed_version
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.roots import Roots
@@ -22,9 +23,7 @@ from cairn.service.command.doctor import environment, findings, installation, se
 from cairn.service.command.doctor.databases import check_catalog, check_jobs
 from cairn.service.command.doctor.findings import Finding, Outcome, run_checks
 from cairn.service.jobs.dbos_engine.database import open_database
-from cairn.storage.errors import StoreCheckError
 from cairn.storage.store.clock import utc_now
-from cairn.storage.store.uri import parse_uri
 from tests.service.commands import cairn_here, cairn_on_a_terminal
 from tests.service.migrated import version_to_come
 from tests.service.planes import running_plane

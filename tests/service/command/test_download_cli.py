@@ -6,10 +6,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from cairn.service.client.client import Client
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run
+from cairn import Checkpointer, Client, Run, roll_back
 from tests.service.commands import cairn_here
 from tests.service.planes import running_plane
 

@@ -5,11 +5,10 @@ import json
 
 import pytest
 
-from cairn.service.client.client import Client
+from cairn import Client, StorageError
 from cairn.service.command.failures import ExitStatus, exit_status, line_of, problem_of
 from cairn.service.errors import ProblemError, ProblemResponseError
 from cairn.storage import errors as storage_errors
-from cairn.storage.errors import StorageError
 from tests.service.commands import cairn_here
 from tests.service.servers import reply, scripted
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import typer
 
+from cairn import Run, delete_step
 from cairn.service import schemas
 from cairn.service.command.cli import app
 from cairn.storage.runs.records.layout import alias_file
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.trash import delete_step
 from tests.plain_orbax import manager
 from tests.programs.program import Program
 from tests.service.commands import CAIRN, cairn_here, environment

@@ -6,6 +6,7 @@ import math
 import pytest
 
 import cairn
+from cairn import Writer, delete_step
 from cairn.service.command.failures import ExitStatus
 from cairn.service.schemas import (
     AliasHistory,
@@ -14,8 +15,6 @@ from cairn.service.schemas import (
     CheckpointList,
     RunWriter,
 )
-from cairn.storage.runs.trash import delete_step
-from cairn.storage.runs.writer import Writer
 from tests.service.commands import cairn_here
 from tests.service.planes import running_plane
 from tests.service.stores import annotate, make_run

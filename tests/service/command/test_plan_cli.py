@@ -6,11 +6,7 @@ from pathlib import Path
 import pytest
 from flax import nnx
 
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.partition_axis import PartitionAxis
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.optimizers import make_optimizer
+from cairn import DecoderConfig, DecoderForCausalLM, EasyDeLState, PartitionAxis, make_optimizer
 from tests.service.commands import cairn_here
 from tests.service.planes import running_plane
 

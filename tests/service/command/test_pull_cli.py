@@ -13,15 +13,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from cairn import Client, Damage, Run
 from cairn.service.client.addresses import Address
-from cairn.service.client.client import Client
 from cairn.service.client.lookup import find_checkpoint
 from cairn.service.client.pull import pull
 from cairn.service.command import pull as pull_module
 from cairn.service.errors import PullError
 from cairn.storage.runs.annotate import note_verified
-from cairn.storage.runs.records.annotations import Damage
-from cairn.storage.runs.run import Run
 from tests.bad_input.disks import can_mount, on_small_disk
 from tests.service.commands import cairn_here
 from tests.service.jobs import CONFIG, save_llama

@@ -3,8 +3,8 @@
 import pytest
 import typer
 
+from cairn import Run
 from cairn.service.command.options import parse_duration
-from cairn.storage.runs.run import Run
 from tests.service.command.test_cli import refused, result, rows
 from tests.service.commands import cairn, cairn_here, cairn_on_a_terminal
 from tests.service.planes import running_plane

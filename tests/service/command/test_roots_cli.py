@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cairn.service.client.client import Client
+from cairn import Client
 from cairn.service.errors import ProblemResponseError
 from tests.service.commands import cairn_here
 from tests.service.planes import running_plane

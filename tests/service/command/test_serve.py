@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cairn.service.client.client import Client
+from cairn import Client
 from cairn.service.schemas import OperationState
 from tests.programs.program import Program
 from tests.service.commands import CAIRN, cairn, cairn_here, environment

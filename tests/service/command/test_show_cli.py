@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import cairn
+from cairn import Checkpointer, Run
 from cairn.service.schemas import Checkpoint
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.runs.run import Run
 from tests.service.commands import cairn_here, cairn_on_a_terminal
 from tests.service.planes import running_plane
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.runs.run import Run
+from cairn import Checkpointer, Run
 from tests.service.commands import cairn_here
 from tests.service.planes import running_plane
 

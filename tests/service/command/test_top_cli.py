@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from cairn.service.client.client import Client
+from cairn import Client
 from cairn.service.command.activity import SnapshotSource
 from cairn.storage.runs.records.layout import step_dir
 from tests.service.commands import CAIRN, cairn_here, environment

@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, CDPSession, Page, expect, sync_playwright
 
-from cairn.storage.runs.annotate import annotate_run, annotate_step
-from cairn.storage.runs.fork import fork_run
-from cairn.storage.runs.promotion import promote_step
-from cairn.storage.runs.run import Run
-from cairn.storage.store.uri import parse_uri
+from cairn import Run, annotate_run, annotate_step, fork_run, parse_uri, promote_step
 from tests.service.planes import running_plane
 from tests.service.stores import begin_saving
 from tests.service.stores import make_run as make_plain_run

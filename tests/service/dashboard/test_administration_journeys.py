@@ -5,10 +5,8 @@ import re
 import pytest
 from playwright.sync_api import Route, TimeoutError, expect
 
-from cairn.storage.runs.promotion import promote_step
+from cairn import Run, delete_step, promote_step
 from cairn.storage.runs.records.layout import step_dir
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.trash import delete_step
 from tests.service.dashboard.conftest import opened
 from tests.service.planes import running_plane
 from tests.service.receivers import receiving

@@ -6,11 +6,7 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
-from cairn.service.app import create_app
-from cairn.service.client.client import Client
-from cairn.service.settings import Settings
-from cairn.storage.runs.annotate import annotate_step
-from cairn.storage.runs.run import Run
+from cairn import Client, Run, Settings, annotate_step, create_app
 from tests.service.dashboard.conftest import opened
 from tests.service.jobs import PATIENCE, Hold, save_llama
 from tests.service.servers import serve

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cairn.storage.runs.records.manifest import Manifest, ModelInfo
+from cairn import Manifest, ModelInfo
 from tests.service.jobs import save_llama
 
 

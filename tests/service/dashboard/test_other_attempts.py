@@ -5,7 +5,7 @@ from html import unescape
 
 import pytest
 
-from cairn.storage.runs.promotion import promote_step
+from cairn import promote_step
 from tests.service.conftest import BASE_URL
 from tests.service.stores import add_steps, make_run
 

@@ -3,8 +3,7 @@
 import pytest
 from playwright.sync_api import expect
 
-from cairn.service.app import create_app
-from cairn.service.settings import Settings
+from cairn import Settings, create_app
 from tests.plain_orbax import manager
 from tests.service.dashboard.conftest import AXE, PHONE, opened
 from tests.service.dashboard.test_every_page import SERIOUS

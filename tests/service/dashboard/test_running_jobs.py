@@ -4,8 +4,7 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
-from cairn.service.app import create_app
-from cairn.service.settings import Settings
+from cairn import Settings, create_app
 from tests.service.dashboard.conftest import opened
 from tests.service.jobs import PATIENCE, Hold, save_llama, tries, until
 from tests.service.servers import serve

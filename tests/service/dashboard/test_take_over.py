@@ -3,9 +3,7 @@
 import pytest
 from playwright.sync_api import expect
 
-from cairn.service.app import create_app
-from cairn.service.settings import Settings
-from cairn.storage.runs.writer import Writer
+from cairn import Settings, Writer, create_app
 from tests.service.dashboard.conftest import opened
 from tests.service.servers import serve
 from tests.service.stores import make_run

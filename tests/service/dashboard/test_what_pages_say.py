@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from cairn.service.client.client import Client
+from cairn import Client
 from tests.service.dashboard.conftest import opened
 
 RUN = "/ui/default/tiny"

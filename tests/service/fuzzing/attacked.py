@@ -26,16 +26,11 @@ import httpx
 import numpy as np
 from fastapi.routing import APIRoute
 
+from cairn import Client, Run, Settings, adopt, parse_uri, promote_step
 from cairn.service.app import API_PREFIX, ROUTERS
-from cairn.service.client.client import Client
 from cairn.service.dashboard.routers import ROUTERS as PAGES
 from cairn.service.routes import health, metrics
-from cairn.service.settings import Settings
 from cairn.storage.arrays.digests import box_digest
-from cairn.storage.orbax_import.adopt import adopt
-from cairn.storage.runs.promotion import promote_step
-from cairn.storage.runs.run import Run
-from cairn.storage.store.uri import parse_uri
 from tests.plain_orbax import manager_of_items
 from tests.service import jobs
 from tests.service.access.conftest import Keys

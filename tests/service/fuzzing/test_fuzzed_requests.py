@@ -14,9 +14,7 @@ from zlib import crc32
 import httpx
 import pytest
 
-from cairn.service.client.client import Client
-from cairn.storage.runs.run import Run
-from cairn.storage.store.uri import parse_uri
+from cairn import Client, Run, parse_uri
 from tests.faults.report import is_long, seed, trials
 from tests.service.jobs import save_llama
 from tests.service.planes import running_plane

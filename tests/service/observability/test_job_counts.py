@@ -3,9 +3,9 @@
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from cairn import Settings
 from cairn.service.jobs.dbos_engine.counts import JobCounts
 from cairn.service.jobs.dbos_engine.jobs import open_jobs
-from cairn.service.settings import Settings
 
 
 @pytest.fixture

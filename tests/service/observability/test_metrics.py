@@ -9,13 +9,10 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from cairn.service.app import create_app
+from cairn import ObjectStore, Settings, StoreUnavailableError, create_app
 from cairn.service.observability import scraped_metrics
 from cairn.service.observability.metrics import ServerMetrics, WorkerMetrics
 from cairn.service.routes import metrics
-from cairn.service.settings import Settings
-from cairn.storage.errors import StoreUnavailableError
-from cairn.storage.store.objects import ObjectStore
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import done, save_llama, serving, watch
 from tests.service.stores import make_run

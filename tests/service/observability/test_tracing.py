@@ -11,9 +11,8 @@ from fastapi.testclient import TestClient
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from cairn.service.app import create_app
+from cairn import Settings, create_app
 from cairn.service.observability.tracing import span, trace_carrier, traced
-from cairn.service.settings import Settings
 from tests.packaging.refusing import run, without
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import save_llama, serving, watch

@@ -9,11 +9,10 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from cairn.service.app import create_app
+from cairn import Settings, create_app
 from cairn.service.errors import ServeError
 from cairn.service.observability.metrics import WorkerMetrics
 from cairn.service.observability.worker_port import WorkerPort
-from cairn.service.settings import Settings
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import done, save_llama
 from tests.service.test_workers import started, working

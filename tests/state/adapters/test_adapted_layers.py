@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from cairn import QuantizationSettings
 from cairn.state.adapters.layers import dequantize_layers, quantize_layers, unwrap_layers
-from cairn.state.adapters.quantization import QuantizationSettings
 from tests.state.my_model import my_model
 
 

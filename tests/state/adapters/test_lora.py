@@ -12,13 +12,9 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.interop.errors import ArgumentError
+from cairn import ArgumentError, DecoderForCausalLM, EasyDeLState, LoraSettings, TreeStructureError
 from cairn.state.adapters import adapted_layers
-from cairn.state.adapters.lora import LoraSettings
-from cairn.state.errors import TreeStructureError
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import has_variables, named_leaves
-from cairn.state.states.easydel_state import EasyDeLState
 from tests.state.forward import logits_of
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model, train_step
 from tests.tiny import TINY

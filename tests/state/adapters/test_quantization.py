@@ -12,18 +12,21 @@ import qwix
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cairn.interop.config.experts import ExpertsConfig
-from cairn.interop.errors import ArgumentError
-from cairn.interop.names import EasyDeLQuantizationMethods
+from cairn import (
+    ArgumentError,
+    DecoderForCausalLM,
+    EasyDeLQuantizationMethods,
+    ExpertsConfig,
+    OptimizerError,
+    QuantizationSettings,
+    make_mesh,
+)
 from cairn.state.adapters.adapted_layers import adapted, pack_kernel, rounded_activations
 from cairn.state.adapters.layers import adaptable_layers, dequantize_layers, quantize_layers
 from cairn.state.adapters.products import product_of
-from cairn.state.adapters.quantization import METHODS, QuantizationSettings
+from cairn.state.adapters.quantization import METHODS
 from cairn.state.adapters.quantized_weight import PackedParam, QuantizedWeight, dequantize
-from cairn.state.errors import OptimizerError
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import named_leaves
-from cairn.state.sharding.mesh import make_mesh
 from tests.state.forward import logits_of
 from tests.state.my_model import MyModel, batch, my_model
 from tests.tiny import TINY

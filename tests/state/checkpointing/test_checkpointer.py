@@ -9,38 +9,42 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
-from cairn.state.checkpointing.checkpointer import Checkpointer, default_writer_id
-from cairn.state.checkpointing.restore import read_meta, restore_item
-from cairn.state.checkpointing.saves.engine import StepWrite, begin_step
-from cairn.storage.errors import (
+from cairn import (
+    Annotation,
+    Checkpointer,
+    CheckpointRef,
     FencedError,
     InvalidURIError,
     LeaseHeldError,
+    ModelInfo,
+    ObjectStore,
     PolicyError,
+    Run,
     RunNotFoundError,
     SaveError,
     StepExistsError,
+    StepState,
     StoreFullError,
     StoreUnavailableError,
     UnsupportedFormatError,
     UnsupportedLeafError,
+    delete_step,
+    find_deletable_step,
+    open_files,
+    promote_step,
+    roll_back,
+    undelete_step,
+    verify_step,
 )
-from cairn.storage.reading.verify import verify_step
+from cairn.state.checkpointing.checkpointer import default_writer_id
+from cairn.state.checkpointing.restore import read_meta, restore_item
+from cairn.state.checkpointing.saves.engine import StepWrite, begin_step
 from cairn.storage.runs.lease import begin_attempt, read_lease
-from cairn.storage.runs.promotion import promote_step
-from cairn.storage.runs.records.annotations import Annotation
-from cairn.storage.runs.records.layout import CheckpointRef, attempt_file
-from cairn.storage.runs.records.manifest import ModelInfo
+from cairn.storage.runs.records.layout import attempt_file
 from cairn.storage.runs.resolution import resolve_step
 from cairn.storage.runs.retention import step_facts
-from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.step_states import StepState
-from cairn.storage.runs.trash import delete_step, find_deletable_step, undelete_step
 from cairn.storage.runs.writer import publish_manifest
 from cairn.storage.store import deadlines
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.open_files import open_files
 from tests.programs.program import run as run_program
 from tests.storage.held_names import HeldNames
 from tests.storage.states import abstract, assert_same, floats, put, raws, state

@@ -7,15 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.load import load
-from cairn.storage.errors import PolicyError, StepDamagedError, StepExistsError
-from cairn.storage.runs.annotate import annotate, annotate_step, note_verified
-from cairn.storage.runs.promotion import promote_step
-from cairn.storage.runs.records.annotations import Damage
+from cairn import (
+    Checkpointer,
+    Damage,
+    PolicyError,
+    Run,
+    StepDamagedError,
+    StepExistsError,
+    annotate,
+    annotate_step,
+    best_step,
+    load,
+    promote_step,
+    resolve_checkpoint,
+)
+from cairn.storage.runs.annotate import note_verified
 from cairn.storage.runs.records.layout import annotation_file
-from cairn.storage.runs.resolution import best_step, resolve_checkpoint
-from cairn.storage.runs.run import Run
 
 DAMAGE = Damage(at="2026-01-02T03:04:05Z", by="verify", leaves=("state: w",), leaf_count=1)
 TARGET = {"w": np.zeros(4, np.float32)}

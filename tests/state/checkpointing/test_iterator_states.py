@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from cairn import CorruptionError, UnsupportedFormatError
 from cairn.state.checkpointing.iterator_states import (
     NotStorableError,
     state_from_json,
     state_to_json,
 )
-from cairn.storage.errors import CorruptionError, UnsupportedFormatError
 
 KEYS = st.text() | st.integers() | st.none() | st.binary() | st.tuples(st.integers(), st.text())
 ARRAYS = hnp.arrays(

@@ -10,29 +10,29 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 from pydantic import ValidationError
 
-from cairn.state.checkpointing import iterators as positions
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.load import load
-from cairn.state.checkpointing.saves import engine
-from cairn.storage.errors import (
+from cairn import (
+    Checkpointer,
+    CheckpointReader,
     CorruptionError,
     InvalidURIError,
     IteratorMismatchError,
+    Manifest,
     NotFoundError,
+    Run,
     SaveError,
     StepExistsError,
     TreeMismatchError,
     UnsupportedFormatError,
     UnsupportedLeafError,
+    check_run,
+    fork_run,
+    load,
+    repair_run,
+    verify_step,
 )
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.fork import fork_run
+from cairn.state.checkpointing import iterators as positions
+from cairn.state.checkpointing.saves import engine
 from cairn.storage.runs.records.layout import iterator_file, manifest_file
-from cairn.storage.runs.records.manifest import Manifest
-from cairn.storage.runs.repair import repair_run
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.run_check import check_run
 from tests.storage.counting import Loader, Numbers
 from tests.storage.states import raws
 

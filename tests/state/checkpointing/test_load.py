@@ -14,21 +14,21 @@ import pytest
 from flax import nnx, struct
 from flax.core import freeze
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.load import load
-from cairn.storage.errors import (
+from cairn import (
     AliasNotFoundError,
+    Checkpointer,
     InvalidURIError,
     LeafNotFoundError,
     PolicyError,
+    Run,
     RunNotFoundError,
     StepNotFoundError,
     TreeMismatchError,
     UnsupportedFormatError,
     UnsupportedLeafError,
+    load,
+    promote_step,
 )
-from cairn.storage.runs.promotion import promote_step
-from cairn.storage.runs.run import Run
 from tests.storage.states import abstract, assert_same, floats, mesh, put, raws, state
 
 X = jnp.arange(12.0).reshape(4, 3) / 10

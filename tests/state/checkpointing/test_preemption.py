@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from cairn import PolicyError
 from cairn.state.checkpointing.preemption import Preemption
-from cairn.storage.errors import PolicyError
 from tests.programs.program import run
 
 ROOT = Path(__file__).parents[3]

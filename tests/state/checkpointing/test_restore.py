@@ -14,7 +14,20 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 from orbax.checkpoint import v1 as ocp
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import (
+    Checkpointer,
+    CheckpointReader,
+    CorruptionError,
+    LeafNotFoundError,
+    NotACheckpointError,
+    NotFoundError,
+    Run,
+    StepNotFoundError,
+    TreeMismatchError,
+    UnsupportedLeafError,
+    parse_uri,
+    verify_step,
+)
 from cairn.state.checkpointing.leaf_forms import BITCAST, STORED_DTYPES, WIDENED
 from cairn.state.checkpointing.restore import (
     read_meta,
@@ -24,19 +37,6 @@ from cairn.state.checkpointing.restore import (
     stored_tree,
 )
 from cairn.storage.arrays.dtypes import dtype_named
-from cairn.storage.errors import (
-    CorruptionError,
-    LeafNotFoundError,
-    NotACheckpointError,
-    NotFoundError,
-    StepNotFoundError,
-    TreeMismatchError,
-    UnsupportedLeafError,
-)
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.run import Run
-from cairn.storage.store.uri import parse_uri
 from tests.devices import xla_flags
 from tests.programs.program import Program
 from tests.storage.plain_steps import as_plain_step

@@ -17,8 +17,7 @@ from flax.core import FrozenDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.load import load
+from cairn import Checkpointer, load
 from tests.faults.report import is_long, trials
 from tests.storage.states import abstract, assert_alike, mesh, put, raws
 

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.state.checkpointing.save_policy import BestSoFar, DueReason, SaveFacts, SavePolicy
-from cairn.storage.errors import PolicyError
-from cairn.storage.runs.retention import BestSteps
+from cairn import BestSteps, DueReason, PolicyError, SavePolicy
+from cairn.state.checkpointing.save_policy import BestSoFar, SaveFacts
 
 
 def saved(policy, steps, **options):

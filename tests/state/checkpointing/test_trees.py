@@ -12,10 +12,10 @@ from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn import TreeMismatchError, UnsupportedLeafError
 from cairn.state.checkpointing import trees
 from cairn.state.checkpointing.modules import TreePlan, as_items, open_modules
 from cairn.storage.arrays.leaf_paths import path_of
-from cairn.storage.errors import TreeMismatchError, UnsupportedLeafError
 
 
 class Pair(NamedTuple):

@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cairn.interop.config.decoder import FULL, WINDOW, DecoderConfig
+from cairn import ArgumentError, DecoderConfig, DecoderForCausalLM, ExpertsConfig, RopeConfig
+from cairn.interop.config.decoder import FULL, WINDOW
 from cairn.interop.config.decoder_layers import leaf_shapes
-from cairn.interop.config.experts import ExpertsConfig
-from cairn.interop.config.rope import RopeConfig
-from cairn.interop.errors import ArgumentError
 from cairn.state.models.decoder.attention import grouped_attention
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.models.decoder.positions import rotary_angles, rotate
 from cairn.state.models.kv_cache import KVCache
 from cairn.state.paths import named_leaves

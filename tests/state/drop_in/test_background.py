@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 import pytest
 
-from cairn import Checkpointer, CheckpointManager, Run, SaveError, promote_step
-from cairn.storage.runs.trash import delete_step
+from cairn import Checkpointer, CheckpointManager, Run, SaveError, delete_step, promote_step
 
 Options = ocp.CheckpointManagerOptions
 

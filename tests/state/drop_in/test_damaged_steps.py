@@ -7,9 +7,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from cairn import CheckpointManager, PolicyError, Run, StepDamagedError
+from cairn import CheckpointManager, Damage, PolicyError, Run, StepDamagedError
 from cairn.storage.runs.annotate import note_verified
-from cairn.storage.runs.records.annotations import Damage
 
 DAMAGE = Damage(at="2026-01-02T03:04:05Z", by="verify", leaves=("default: w",), leaf_count=1)
 TARGET = ocp.args.StandardRestore({"w": np.zeros(4, np.float32)})

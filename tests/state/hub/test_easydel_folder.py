@@ -9,12 +9,8 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
-from cairn.interop.errors import ConversionError
-from cairn.state.models.base import EasyDeLBaseModule
+from cairn import ConversionError, EasyDeLBaseModule, EasyDeLState, NotACheckpointError, adopt
 from cairn.state.paths import named_leaves
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.storage.errors import NotACheckpointError
-from cairn.storage.orbax_import.adopt import adopt
 from tests.contract.subjects import assert_same_bits, make_decoder
 
 RUN_HERE = {

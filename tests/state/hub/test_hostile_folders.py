@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from cairn.interop.errors import ArgumentError, ConfigError, ConversionError
+from cairn import (
+    ArgumentError,
+    ConfigError,
+    ConversionError,
+    CorruptionError,
+    DecoderForCausalLM,
+    EasyDeLBaseModule,
+    StorageError,
+    UnsupportedFormatError,
+)
 from cairn.interop.weights.files import open_pretrained
-from cairn.state.models.base import EasyDeLBaseModule
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.storage.errors import CorruptionError, StorageError, UnsupportedFormatError
 from tests.contract.subjects import make_decoder
 from tests.hostile.safetensors_files import hostile_files, packed, tensor, tensors
 from tests.state.hf_models import save, tiny_llama

@@ -12,19 +12,25 @@ from flax import nnx
 from safetensors.numpy import load_file
 from transformers import LlamaForCausalLM
 
-from cairn.interop.errors import ArgumentError, ConfigError, ConversionError
-from cairn.state.errors import OptimizerError, ShardingError
-from cairn.state.models.base import EasyDeLBaseModule
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn import (
+    ArgumentError,
+    ConfigError,
+    ConversionError,
+    CorruptionError,
+    DecoderForCausalLM,
+    EasyDeLBaseModule,
+    EasyDeLState,
+    NotFoundError,
+    OptimizerError,
+    Run,
+    ShardingError,
+    make_optimizer,
+    open_files,
+    parse_uri,
+)
 from cairn.state.paths import named_leaves
-from cairn.state.states.easydel_state import EasyDeLState
 from cairn.state.states.load_options import LoadOptions
-from cairn.state.states.optimizers import make_optimizer
-from cairn.storage.errors import CorruptionError, NotFoundError
 from cairn.storage.runs.records.aliases import AliasWriter
-from cairn.storage.runs.run import Run
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
 from tests.programs.program import run
 from tests.state import hub_server
 from tests.state.gguf_files import write_llama

@@ -11,11 +11,9 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from cairn.interop.errors import ConversionError
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn import ConversionError, DecoderForCausalLM, open_files
 from cairn.state.paths import named_leaves
 from cairn.storage.safetensors.format import encode_header
-from cairn.storage.store.open_files import open_files
 from tests.programs.program import run
 from tests.state.hf_models import save, tiny_llama
 

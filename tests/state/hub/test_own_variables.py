@@ -9,14 +9,16 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from cairn.interop.config.base import EDPretrainedConfig
+from cairn import (
+    CheckpointReader,
+    ConversionError,
+    EasyDeLBaseModule,
+    EasyDeLState,
+    EDPretrainedConfig,
+    Run,
+)
 from cairn.interop.conversion.tensor_streams import whole
-from cairn.interop.errors import ConversionError
 from cairn.interop.weights.export import export_sources
-from cairn.state.models.base import EasyDeLBaseModule
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)

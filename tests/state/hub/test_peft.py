@@ -12,6 +12,7 @@ import torch
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
+from cairn import ArgumentError, ConversionError, DecoderForCausalLM, NotFoundError
 from cairn.interop.conversion.ops import (
     RENAME,
     TRANSPOSE,
@@ -20,12 +21,9 @@ from cairn.interop.conversion.ops import (
     Stack,
 )
 from cairn.interop.conversion.rules import Rule
-from cairn.interop.errors import ArgumentError, ConversionError
 from cairn.interop.weights.peft_config import PeftConfig, target_modules
 from cairn.interop.weights.peft_names import modules_of_rules
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import named_leaves
-from cairn.storage.errors import NotFoundError
 from tests.state.forward import logits_of
 from tests.state.hf_models import save, tiny_llama, tokens, torch_logits
 from tests.state.my_model import my_model

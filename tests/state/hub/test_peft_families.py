@@ -8,15 +8,18 @@ import pytest
 from flax import nnx
 from transformers import AutoModelForCausalLM
 
+from cairn import (
+    CheckpointReader,
+    ConversionError,
+    DecoderForCausalLM,
+    open_files,
+    plan_shards,
+    resolve_checkpoint,
+    write_shard,
+)
 from cairn.interop.conversion.tensor_streams import whole
-from cairn.interop.errors import ConversionError
 from cairn.interop.weights.export import adapter_sources, export_sources
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import named_leaves
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.resolution import resolve_checkpoint
-from cairn.storage.safetensors.writer import plan_shards, write_shard
-from cairn.storage.store.open_files import open_files
 from tests.interop.families.known import (
     test_deepseek_v3,
     test_falcon,

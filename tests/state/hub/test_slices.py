@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn import parse_uri
 from cairn.interop.conversion import box_reads
 from cairn.interop.conversion.box_reads import covering_box, read_boxes
 from cairn.interop.conversion.boxes import whole_box
@@ -20,7 +21,6 @@ from cairn.interop.weights.source_folder import SourceFolder
 from cairn.interop.weights.weight_files import WeightFiles
 from cairn.state.models.hub.slices import Slice, read_slices, slice_bytes
 from cairn.storage.safetensors.format import encode_header
-from cairn.storage.store.uri import parse_uri
 from tests.interop.conversion.test_boxes import CASES, case
 
 PIECES = box_reads.READERS * box_reads.PIECE_BYTES + (1 << 20)

@@ -9,10 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from cairn.interop.config.auto import AutoEasyDeLConfig
-from cairn.interop.errors import ConfigError, ConversionError
+from cairn import AutoEasyDeLConfig, ConfigError, ConversionError, DecoderForCausalLM
 from cairn.interop.weights.text_model import text_config
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 
 SIZES = {
     "hidden_size": 32,

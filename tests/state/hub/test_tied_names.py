@@ -3,8 +3,7 @@
 import pytest
 from safetensors.torch import load_file, save_model
 
-from cairn.interop.errors import ConversionError
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn import ConversionError, DecoderForCausalLM
 from tests.interop.families.matrix import SIZES, assert_close, tiny
 from tests.state.forward import logits_of
 from tests.state.hf_models import tokens, torch_logits

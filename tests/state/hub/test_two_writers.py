@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn import CorruptionError, DecoderForCausalLM, StoreFullError, open_files, parse_uri
 from cairn.state.models.hub import whole_folder
-from cairn.storage.errors import CorruptionError, StoreFullError
 from cairn.storage.safetensors.reader import read_header, read_tensor
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
 from tests.tiny import TINY
 
 SHARDS = {"max_shard_size": "20KB"}

@@ -5,18 +5,22 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.interop.errors import UnknownModelError
-from cairn.interop.names import TaskType
-from cairn.state.errors import ShardingError, TreeStructureError
+from cairn import (
+    CausalLMOutput,
+    EasyBridgeMixin,
+    EasyDeLBaseModule,
+    EasyGenerationMixin,
+    OperationCacheMixin,
+    ShardingError,
+    TaskType,
+    TreeStructureError,
+    UnknownModelError,
+    make_mesh,
+)
 from cairn.state.model_classes import find
-from cairn.state.models.base import EasyDeLBaseModule
-from cairn.state.models.generation import EasyGenerationMixin
-from cairn.state.models.hub.bridge import EasyBridgeMixin
 from cairn.state.models.loss import causal_lm_loss
-from cairn.state.models.operation_cache import OperationCacheMixin
-from cairn.state.models.outputs import CausalLMOutput
 from cairn.state.paths import named_leaves
-from cairn.state.sharding.mesh import make_mesh, mesh_of
+from cairn.state.sharding.mesh import mesh_of
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model
 
 

@@ -6,13 +6,15 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.config.experts import ExpertsConfig
-from cairn.interop.config.latent_attention import LatentAttentionConfig
-from cairn.interop.errors import ArgumentError
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn import (
+    ArgumentError,
+    DecoderConfig,
+    DecoderForCausalLM,
+    ExpertsConfig,
+    LatentAttentionConfig,
+    make_mesh,
+)
 from cairn.state.models.flops import decoder_flops, matmul_flops
-from cairn.state.sharding.mesh import make_mesh
 from tests.state.my_model import MyModel, MyModelConfig, my_model
 
 SHAPES = {

@@ -11,10 +11,8 @@ from flax import nnx
 from jax.extend.core import jaxprs_in_params
 from transformers import LlamaForCausalLM
 
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.errors import ArgumentError, ConversionError
+from cairn import ArgumentError, ConversionError, DecoderConfig, DecoderForCausalLM
 from cairn.state.models import generation_loop
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.models.generation_arguments import checked_sampling
 from cairn.state.models.generation_loop import Stop
 from cairn.state.models.sampling import filter_logits, sample

@@ -6,7 +6,7 @@ The first layers of the model here, all of them in `make proofs`.
 import numpy as np
 import torch
 
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn import DecoderForCausalLM
 from examples.demo.weights import carried_tokenizer, smollm2_gguf
 from tests.examples.layers import first_layers
 

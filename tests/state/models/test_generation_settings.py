@@ -12,9 +12,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM
 from transformers.generation import logits_process
 
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.errors import ArgumentError
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn import ArgumentError, DecoderConfig, DecoderForCausalLM
 from cairn.state.models.generation_arguments import checked_rules, checked_sampling
 from cairn.state.models.generation_settings import merged_settings
 from cairn.state.models.sampling import NO_TOKEN, filter_logits

@@ -11,16 +11,20 @@ from flax import linen, nnx, serialization
 from jax.sharding import NamedSharding, PartitionSpec
 from transformers import AutoModelForCausalLM
 
-from cairn.interop.config.base import EDPretrainedConfig
-from cairn.interop.errors import ArgumentError
-from cairn.state.errors import NotInitializedError, ShardingError, TreeStructureError
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.models.decoder.linen_decoder import LinenDecoderForCausalLM
-from cairn.state.models.linen_model import EDPretrainedModel
-from cairn.state.sharding.mesh import make_mesh
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.train_state import TrainState
-from cairn.state.states.train_step import TrainStep
+from cairn import (
+    ArgumentError,
+    DecoderForCausalLM,
+    EasyDeLState,
+    EDPretrainedConfig,
+    EDPretrainedModel,
+    LinenDecoderForCausalLM,
+    NotInitializedError,
+    ShardingError,
+    TrainState,
+    TrainStep,
+    TreeStructureError,
+    make_mesh,
+)
 from tests.state import hub_server
 from tests.state.forward import outputs_of
 from tests.state.gguf_files import write_llama

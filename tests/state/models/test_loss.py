@@ -6,10 +6,8 @@ import torch
 from flax import nnx
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from cairn.interop.errors import ArgumentError
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.models.loss import IGNORE_INDEX, LossConfig, causal_lm_loss
-from cairn.state.models.outputs import CausalLMOutput
+from cairn import ArgumentError, CausalLMOutput, DecoderForCausalLM, LossConfig
+from cairn.state.models.loss import IGNORE_INDEX, causal_lm_loss
 from tests.state.hf_models import tiny_llama, tokens
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model
 

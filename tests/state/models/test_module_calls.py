@@ -12,11 +12,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cairn.interop.errors import ArgumentError
-from cairn.state.errors import TreeStructureError
+from cairn import ArgumentError, DecoderForCausalLM, LossConfig, TreeStructureError
 from cairn.state.models.calls import static_arguments
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.models.loss import LossConfig
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model
 from tests.tiny import TINY
 

@@ -12,19 +12,23 @@ from flax import linen
 from jax.sharding import PartitionSpec
 from safetensors.numpy import load_file
 
-from cairn.interop.config.base import EDPretrainedConfig
+from cairn import (
+    ArgumentError,
+    CheckpointReader,
+    ConfigError,
+    EasyDeLBaseModule,
+    EasyDeLState,
+    EDPretrainedConfig,
+    EDPretrainedModel,
+    Run,
+    ShardingError,
+    TrainState,
+    TrainStep,
+    TreeStructureError,
+    make_optimizer,
+)
 from cairn.interop.conversion.tensor_streams import whole
-from cairn.interop.errors import ArgumentError, ConfigError
 from cairn.interop.weights.export import export_sources
-from cairn.state.errors import ShardingError, TreeStructureError
-from cairn.state.models.base import EasyDeLBaseModule
-from cairn.state.models.linen_model import EDPretrainedModel
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.optimizers import make_optimizer
-from cairn.state.states.train_state import TrainState
-from cairn.state.states.train_step import TrainStep
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.run import Run
 from tests.programs.program import run
 
 MESH = {"auto_shard_model": True, "sharding_axis_dims": (1, 4, 2, 1)}

@@ -7,8 +7,7 @@ import pytest
 import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from cairn.interop.errors import ArgumentError
-from cairn.state.models.router_loss import load_balancing_loss
+from cairn import ArgumentError, load_balancing_loss
 
 LAYERS, BATCH, TOKENS, EXPERTS = 3, 2, 7, 5
 

@@ -9,12 +9,10 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks import optimizer_sharding as optimizer_bytes
-from cairn.state.errors import ShardingError
+from cairn import EasyDeLState, ShardingError, make_mesh
 from cairn.state.paths import named_leaves
-from cairn.state.sharding.mesh import make_mesh
 from cairn.state.sharding.optimizers import explain_optimizer, optimizer_shardings
 from cairn.state.sharding.report import ShardingReport
-from cairn.state.states.easydel_state import EasyDeLState
 from cairn.state.states.optimizers import init_optimizer, init_program, optax_numerics
 
 P = PartitionSpec

@@ -12,25 +12,24 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from rich.console import Console
 
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.errors import ArgumentError
-from cairn.interop.partition_axis import PartitionAxis
-from cairn.interop.placement.rules import axis_units
-from cairn.state.errors import ShardingError, TreeStructureError
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.paths import named_leaves
-from cairn.state.sharding.mesh import (
-    hybrid_devices,
+from cairn import (
+    ArgumentError,
+    DecoderConfig,
+    DecoderForCausalLM,
+    EasyDeLState,
+    PartitionAxis,
+    ShardingError,
+    TreeStructureError,
     make_mesh,
-    mesh_of,
-    mesh_text,
 )
+from cairn.interop.placement.rules import axis_units
+from cairn.state.paths import named_leaves
+from cairn.state.sharding.mesh import hybrid_devices, mesh_of, mesh_text
 from cairn.state.sharding.rules import (
     check_rules,
     module_plan,
     plan,
 )
-from cairn.state.states.easydel_state import EasyDeLState
 from tests.state.forward import logits_of
 from tests.state.my_model import my_model
 

@@ -7,23 +7,25 @@ import pytest
 from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
+from cairn import (
+    ArgumentError,
+    CheckpointReader,
+    DecoderForCausalLM,
+    EasyDeLBaseModule,
+    EasyDeLState,
+    Run,
+    TreeMismatchError,
+    TreeStructureError,
+    make_optimizer,
+)
 from cairn.interop.conversion.tensor_streams import whole
-from cairn.interop.errors import ArgumentError
 from cairn.interop.weights.export import export_sources
 from cairn.interop.weights.stored_leaves import served_leaves
 from cairn.state.adapters.models import abstract_model, module_settings
 from cairn.state.checkpointing.trees import flatten
-from cairn.state.errors import TreeStructureError
-from cairn.state.models.base import EasyDeLBaseModule
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.models.hub.hf_folder import model_streams
 from cairn.state.paths import named_leaves
 from cairn.state.states import quantized_load
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.optimizers import make_optimizer
-from cairn.storage.errors import TreeMismatchError
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.run import Run
 from tests.state.my_model import MyModel, my_model
 from tests.tiny import TINY, batch, compile_step
 

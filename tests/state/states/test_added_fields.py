@@ -10,12 +10,14 @@ import pytest
 from flax import nnx, struct
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cairn.interop.errors import ArgumentError
-from cairn.state.sharding.mesh import make_mesh
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.optimizers import make_optimizer
-from cairn.state.states.train_step import TrainStep
-from cairn.storage.errors import TreeMismatchError
+from cairn import (
+    ArgumentError,
+    EasyDeLState,
+    TrainStep,
+    TreeMismatchError,
+    make_mesh,
+    make_optimizer,
+)
 from tests.state.compilations import compilations
 from tests.state.my_model import batch, my_model, train_step
 

@@ -17,13 +17,17 @@ from flax.training import train_state as flax_states
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from cairn.interop.config.base import EDPretrainedConfig
-from cairn.interop.config.decoder import DecoderConfig, RopeConfig
-from cairn.state.models.base import EasyDeLBaseModule
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.optimizers import make_optimizer, optax_numerics
-from cairn.state.states.train_state import TrainState
+from cairn import (
+    DecoderConfig,
+    DecoderForCausalLM,
+    EasyDeLBaseModule,
+    EasyDeLState,
+    EDPretrainedConfig,
+    RopeConfig,
+    TrainState,
+    make_optimizer,
+)
+from cairn.state.states.optimizers import optax_numerics
 from tests.faults.report import is_long, trials
 from tests.state.forward import logits_of
 from tests.state.hf_models import tokens, torch_logits

@@ -10,10 +10,9 @@ import optax
 import pytest
 from flax import nnx
 
-from cairn import DecoderConfig, DecoderForCausalLM, EasyDeLState
+from cairn import DecoderConfig, DecoderForCausalLM, EasyDeLState, Run
 from cairn.state.checkpointing.trees import flatten
 from cairn.state.states import description
-from cairn.storage.runs.run import Run
 from tests.state.my_model import my_model
 
 

@@ -7,7 +7,7 @@ import optax
 import pytest
 from flax import nnx
 
-from cairn.state.states.easydel_state import EasyDeLState
+from cairn import EasyDeLState
 from tests.state.my_model import MyModel, MyModelConfig, my_model
 
 MESH = {"sharding_axis_dims": (2, 4, 1, 1), "auto_shard_model": True}

@@ -7,14 +7,19 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cairn.interop.errors import ArgumentError, ConfigError
-from cairn.interop.names import EasyDeLBackends, EasyDeLPlatforms
-from cairn.interop.partition_axis import PartitionAxis
-from cairn.state.errors import ShardingError
+from cairn import (
+    ArgumentError,
+    ConfigError,
+    EasyDeLBackends,
+    EasyDeLPlatforms,
+    EasyDeLState,
+    PartitionAxis,
+    ShardingError,
+    TreeMismatchError,
+    make_mesh,
+)
 from cairn.state.paths import named_leaves
-from cairn.state.sharding.mesh import make_mesh, mesh_of
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.storage.errors import TreeMismatchError
+from cairn.state.sharding.mesh import mesh_of
 from tests.state.my_model import my_model
 from tests.tiny import make_state
 

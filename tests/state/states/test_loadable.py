@@ -12,18 +12,20 @@ import optax
 import pytest
 from flax import nnx
 
-from cairn.interop.config.base import EDPretrainedConfig
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.errors import ConfigError
-from cairn.state.checkpointing.save_policy import SavePolicy
-from cairn.state.models.base import EasyDeLBaseModule
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn import (
+    ConfigError,
+    DecoderConfig,
+    DecoderForCausalLM,
+    EasyDeLBaseModule,
+    EasyDeLState,
+    EDPretrainedConfig,
+    Run,
+    RunSaver,
+    SaveError,
+    SavePolicy,
+    TrainState,
+)
 from cairn.state.states import loadable
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.run_saver import RunSaver
-from cairn.state.states.train_state import TrainState
-from cairn.storage.errors import SaveError
-from cairn.storage.runs.run import Run
 from tests.state.my_model import MyModel, MyModelConfig, my_model
 
 SIZES = {

@@ -7,19 +7,21 @@ import pytest
 from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
-from cairn import SavePolicy
+from cairn import (
+    ArgumentError,
+    CheckpointReader,
+    DecoderForCausalLM,
+    EasyDeLBaseModule,
+    EasyDeLState,
+    Run,
+    RunSaver,
+    SavePolicy,
+    TrainState,
+)
 from cairn.interop.conversion.tensor_streams import whole
-from cairn.interop.errors import ArgumentError
 from cairn.interop.weights.export import export_sources
-from cairn.state.models.base import EasyDeLBaseModule
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.models.hub.hf_folder import model_streams
 from cairn.state.paths import named_leaves
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.run_saver import RunSaver
-from cairn.state.states.train_state import TrainState
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.run import Run
 from tests.state.forward import logits_of
 from tests.state.my_model import MyModel, my_model
 from tests.state.states.test_adapted_checkpoints import MESHES, bits, model_bits, state_of, tiny

@@ -7,14 +7,17 @@ import numpy as np
 import optax
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.save_policy import SavePolicy
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.run_saver import RunSaver
-from cairn.state.states.train_state import TrainState
-from cairn.storage.errors import InvalidURIError, NotFoundError
-from cairn.storage.orbax_import.adopt import adopt
-from cairn.storage.runs.run import Run
+from cairn import (
+    Checkpointer,
+    EasyDeLState,
+    InvalidURIError,
+    NotFoundError,
+    Run,
+    RunSaver,
+    SavePolicy,
+    TrainState,
+    adopt,
+)
 from tests.plain_orbax import LAYOUTS, manager
 
 

@@ -10,14 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.interop.errors import ArgumentError
-from cairn.state.checkpointing.save_policy import SavePolicy
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.run_saver import RunSaver
-from cairn.state.states.train_state import TrainState
-from cairn.storage.errors import IteratorMismatchError, StepExistsError, UnsupportedLeafError
+from cairn import (
+    ArgumentError,
+    EasyDeLState,
+    IteratorMismatchError,
+    Run,
+    RunSaver,
+    SavePolicy,
+    StepExistsError,
+    TrainState,
+    UnsupportedLeafError,
+)
 from cairn.storage.runs.retention import step_facts
-from cairn.storage.runs.run import Run
 from tests.state.my_model import my_model
 from tests.storage.counting import Numbers
 

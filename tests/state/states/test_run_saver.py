@@ -15,26 +15,29 @@ import numpy as np
 import optax
 import pytest
 
-from cairn.interop.errors import ArgumentError
-from cairn.state.checkpointing import exit_guard
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.save_policy import DueReason, SavePolicy
-from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
-from cairn.state.checkpointing.saves.save_handle import SaveState
-from cairn.state.states.run_saver import RunSaver
-from cairn.state.states.train_state import TrainState
-from cairn.storage.errors import (
+from cairn import (
+    Annotation,
+    ArgumentError,
+    BestSteps,
+    Checkpointer,
+    DedupPolicy,
+    DueReason,
     InvalidURIError,
     LeaseHeldError,
     PolicyError,
+    RetentionPolicy,
+    Run,
+    RunSaver,
     SaveError,
+    SavePolicy,
+    SaveState,
     StepExistsError,
+    TrainState,
 )
+from cairn.state.checkpointing import exit_guard
 from cairn.storage.runs.records.aliases import AliasWriter
-from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.layout import annotation_file
-from cairn.storage.runs.retention import BestSteps, RetentionPolicy, step_facts
-from cairn.storage.runs.run import Run
+from cairn.storage.runs.retention import step_facts
 from tests.multi_process.launcher import free_port
 from tests.programs.program import Program
 from tests.state.my_model import my_model

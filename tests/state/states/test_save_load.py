@@ -12,37 +12,42 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.errors import ArgumentError, UnknownModelError
-from cairn.interop.names import TaskType
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.restore import read_meta
-from cairn.state.checkpointing.save_policy import SavePolicy
-from cairn.state.checkpointing.saves.save_handle import SaveState
-from cairn.state.errors import OptimizerError, OptimizerNotFoundError, TreeStructureError
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
-from cairn.state.paths import named_leaves
-from cairn.state.sharding.mesh import make_mesh, mesh_of
-from cairn.state.states import checkpoint as stored_checkpoint
-from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.optimizers import make_optimizer
-from cairn.state.states.run_saver import RunSaver
-from cairn.state.states.state_save import SkippedSave
-from cairn.state.states.train_state import TrainState
-from cairn.storage.errors import (
+from cairn import (
     AliasNotFoundError,
+    ArgumentError,
+    Checkpointer,
     CorruptionError,
+    Damage,
+    DecoderConfig,
+    DecoderForCausalLM,
+    EasyDeLState,
     NotFoundError,
+    OptimizerError,
+    OptimizerNotFoundError,
+    Run,
     RunNotFoundError,
+    RunSaver,
+    SavePolicy,
+    SaveState,
     StepDamagedError,
     StepExistsError,
     StepNotFoundError,
+    TaskType,
+    TrainState,
     TreeMismatchError,
+    TreeStructureError,
+    UnknownModelError,
     UnsupportedFormatError,
+    create_run,
+    make_mesh,
+    make_optimizer,
 )
+from cairn.state.checkpointing.restore import read_meta
+from cairn.state.paths import named_leaves
+from cairn.state.sharding.mesh import mesh_of
+from cairn.state.states import checkpoint as stored_checkpoint
+from cairn.state.states.state_save import SkippedSave
 from cairn.storage.runs.annotate import note_verified
-from cairn.storage.runs.records.annotations import Damage
-from cairn.storage.runs.run import Run, create_run
 from tests.state.forward import outputs_of
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model, train_step
 

@@ -3,9 +3,9 @@ import json
 import numpy as np
 import pytest
 
+from cairn import CorruptionError
 from cairn.storage.arrays.chunk_digests import ChunkDigests, DigestedBox
 from cairn.storage.arrays.digests import digest_chunks
-from cairn.storage.errors import CorruptionError
 
 ARRAY = np.random.default_rng(0).standard_normal((10, 6), dtype=np.float32)
 CHUNKS = (4, 2)

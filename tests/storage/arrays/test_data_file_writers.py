@@ -13,17 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cairn import StoreUnavailableError, parse_uri
 from cairn.storage.arrays import data_file_writers
 from cairn.storage.arrays.data_file_writers import (
     MAX_REMOTE_FILE_BYTES,
     REMOTE_FILE_BYTES,
     open_data_file_writer,
 )
-from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.store import deadlines
 from cairn.storage.store.checksums import ContentSum
 from cairn.storage.store.disk import direct_io
-from cairn.storage.store.uri import parse_uri
 from tests.storage.open_files import files_open_below
 from tests.storage.pieces import pieces
 

@@ -16,6 +16,7 @@ import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cairn import StoreFullError, parse_uri
 from cairn.state.checkpointing.leaf_forms import STORED_DTYPES
 from cairn.state.checkpointing.saves import tree_writer
 from cairn.storage.arrays import data_file_writers
@@ -26,9 +27,8 @@ from cairn.storage.arrays.digests import box_digest
 from cairn.storage.arrays.dtypes import dtype_named
 from cairn.storage.arrays.four_bits import pack, packed_axis, unpack
 from cairn.storage.arrays.orbax_tree import StoredForm
-from cairn.storage.errors import StoreFullError, translate_error
+from cairn.storage.errors import translate_error
 from cairn.storage.store.checksums import ContentSum
-from cairn.storage.store.uri import parse_uri
 from tests.storage.open_files import files_open_below
 from tests.storage.parts import cuts
 from tests.storage.stored_arrays import assert_equal, held, numbers, read, write

@@ -9,13 +9,10 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from orbax.checkpoint import v1 as ocp
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer, CheckpointReader, CorruptionError, Run
 from cairn.state.checkpointing.restore import restore_item
 from cairn.storage.arrays.four_bits import pack, packed_axis, packed_shape, packing_axis, unpack
-from cairn.storage.errors import CorruptionError
-from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.records.step_index import open_contents
-from cairn.storage.runs.run import Run
 from tests.storage.states import abstract, assert_same, mesh, put
 
 DTYPES = ("int4", "uint4")

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn import CorruptionError, UnsupportedFormatError
 from cairn.storage.arrays.leaf_paths import path_of
 from cairn.storage.arrays.orbax_tree import (
     StoredForm,
@@ -12,7 +13,6 @@ from cairn.storage.arrays.orbax_tree import (
     parse_step_metadata,
     parse_tree_metadata,
 )
-from cairn.storage.errors import CorruptionError, UnsupportedFormatError
 
 
 def entry(*keys, value_type="jax.Array", skip=False, kind=2):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cairn import CorruptionError
 from cairn.storage.arrays import paged_table
 from cairn.storage.arrays.paged_table import PAGE_BYTES, PagedTable, TableLocation, table_location
-from cairn.storage.errors import CorruptionError
 
 NUMBER = np.dtype("<u8")
 PAIR = np.dtype([("file", "<u4"), ("name", "u1", (16,))])

@@ -14,40 +14,41 @@ from flax import nnx
 from flax.training.train_state import TrainState
 from orbax.checkpoint import v1
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.load import load
-from cairn.state.drop_in.checkpoint_manager import CheckpointManager
-from cairn.storage.errors import (
+from cairn import (
+    Checkpointer,
+    CheckpointManager,
+    CheckpointReader,
     CorruptionError,
     InvalidURIError,
     LeaseHeldError,
+    ModelInfo,
+    ModelMap,
     NotACheckpointError,
     NotFoundError,
+    ObjectStore,
     PreconditionFailedError,
+    Run,
     StepExistsError,
     StepInUseError,
     StepNotFoundError,
     StoreUnavailableError,
     TreeMismatchError,
     UnsupportedFormatError,
+    adopt,
+    best_step,
+    check_run,
+    collect_garbage,
+    delete_step,
+    fork_run,
+    load,
+    open_files,
+    parse_uri,
+    promote_step,
+    roll_back,
+    verify_step,
 )
 from cairn.storage.orbax_import import step_reading
-from cairn.storage.orbax_import.adopt import adopt
-from cairn.storage.orbax_import.model_map import ModelMap
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.fork import fork_run
-from cairn.storage.runs.gc import collect_garbage
-from cairn.storage.runs.promotion import promote_step
-from cairn.storage.runs.records.manifest import ModelInfo
-from cairn.storage.runs.resolution import best_step
-from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.run_check import check_run
-from cairn.storage.runs.trash import GRACE_SECONDS, delete_step
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
+from cairn.storage.runs.trash import GRACE_SECONDS
 from tests.plain_orbax import (
     MIXED,
     READABLE,

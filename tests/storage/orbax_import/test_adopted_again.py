@@ -9,18 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.load import load
-from cairn.storage.errors import CorruptionError, FencedError, PreconditionFailedError
-from cairn.storage.orbax_import.adopt import adopt
-from cairn.storage.orbax_import.model_map import ModelMap
-from cairn.storage.reading.verify import verify_step
+from cairn import (
+    Checkpointer,
+    CorruptionError,
+    FencedError,
+    ModelInfo,
+    ModelMap,
+    PreconditionFailedError,
+    Run,
+    Writer,
+    adopt,
+    check_run,
+    load,
+    repair_run,
+    verify_step,
+)
 from cairn.storage.runs import writer as runs_writer
-from cairn.storage.runs.records.manifest import ModelInfo
-from cairn.storage.runs.repair import repair_run
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.run_check import check_run
-from cairn.storage.runs.writer import Writer, default_writer_id
+from cairn.storage.runs.writer import default_writer_id
 from tests.plain_orbax import READABLE, manager
 from tests.storage.orbax_import.folders import everything
 

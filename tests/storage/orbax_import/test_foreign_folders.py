@@ -10,15 +10,19 @@ import orbax.checkpoint as ocp
 import pytest
 from orbax.checkpoint import v1
 
-from cairn.state.checkpointing.load import load
-from cairn.state.drop_in.checkpoint_manager import CheckpointManager
-from cairn.storage.errors import InvalidURIError, NotACheckpointError, UnsupportedFormatError
-from cairn.storage.orbax_import.adopt import adopt
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.fork import fork_run
-from cairn.storage.runs.run import Run
-from cairn.storage.store.uri import parse_uri
+from cairn import (
+    CheckpointManager,
+    CheckpointReader,
+    InvalidURIError,
+    NotACheckpointError,
+    Run,
+    UnsupportedFormatError,
+    adopt,
+    fork_run,
+    load,
+    parse_uri,
+    verify_step,
+)
 from tests.plain_orbax import READABLE, TREE, manager
 from tests.storage.orbax_import.folders import everything, steps_of_items
 

@@ -4,12 +4,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from cairn.storage.errors import PreconditionFailedError
-from cairn.storage.orbax_import.adopt import adopt
-from cairn.storage.orbax_import.model_map import ModelMap
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.records.manifest import ModelInfo
-from cairn.storage.runs.run import Run
+from cairn import CheckpointReader, ModelInfo, ModelMap, PreconditionFailedError, Run, adopt
 from tests.plain_orbax import manager
 
 LEAVES = {"a": np.zeros((4, 4), np.float32), "b": np.ones((4, 4), np.float32)}

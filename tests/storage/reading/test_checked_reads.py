@@ -14,17 +14,12 @@ import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer, CheckpointReader, CorruptionError, ObjectStore, Run, parse_uri
 from cairn.storage.arrays.chunk_digests import FILE_PREFIX, ChunkDigests, DigestedBox
 from cairn.storage.arrays.digests import digest_chunks, digest_text
-from cairn.storage.errors import CorruptionError
 from cairn.storage.reading.block_stream import BlockPlan, stream_blocks
 from cairn.storage.reading.checked_reads import CheckedReads
-from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.records.step_index import open_contents
-from cairn.storage.runs.run import Run
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.uri import parse_uri
 from tests.storage.plain_steps import as_plain_step, record_of
 
 STEP = 3

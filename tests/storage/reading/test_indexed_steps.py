@@ -7,23 +7,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import (
+    Checkpointer,
+    CheckpointReader,
+    CorruptionError,
+    NotACheckpointError,
+    ObjectStore,
+    Run,
+    StepNotFoundError,
+    StorageError,
+    verify_step,
+)
 from cairn.state.checkpointing.restore import read_meta, restore_item, restore_leaves
 from cairn.state.checkpointing.trees import flatten
 from cairn.storage.arrays.ocdbt import is_data_file
-from cairn.storage.errors import (
-    CorruptionError,
-    NotACheckpointError,
-    StepNotFoundError,
-    StorageError,
-)
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.records import step_index
 from cairn.storage.runs.records.layout import INDEX_FILE
 from cairn.storage.runs.records.step_index import open_contents
-from cairn.storage.runs.run import Run
-from cairn.storage.store.objects import ObjectStore
 from tests.storage.indexes import publish_index, regions_of, shards_of
 from tests.storage.states import abstract, assert_same, floats, put, raw, state
 

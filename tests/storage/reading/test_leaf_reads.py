@@ -10,17 +10,12 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer, CheckpointReader, CorruptionError, ObjectStore, Run, parse_uri
 from cairn.storage.arrays import chunks as chunk_shape
 from cairn.storage.arrays import data_file_writers
 from cairn.storage.arrays.box_buffers import BoxBuffer, aligned_empty
 from cairn.storage.arrays.ocdbt import is_data_file
-from cairn.storage.errors import CorruptionError
 from cairn.storage.reading.leaf_reads import LeafReads
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.run import Run
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.uri import parse_uri
 from tests.storage.parts import inside
 from tests.storage.plain_steps import as_plain_step
 from tests.storage.states import floats, put, raw

@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cairn import CorruptionError, parse_uri
 from cairn.storage.arrays.box_buffers import BoxBuffer, aligned_empty, grid_overlaps
 from cairn.storage.arrays.chunk_digests import ChunkDigests
 from cairn.storage.arrays.chunks import ChunkShapes
 from cairn.storage.arrays.data_files import CRC_BYTES
-from cairn.storage.errors import CorruptionError
 from cairn.storage.reading.local_shards import LocalShards, StoredCut, WholeChunk
-from cairn.storage.store.uri import parse_uri
 from tests.storage.open_files import files_open_below
 from tests.storage.parts import boxes, cuts, inside
 from tests.storage.stored_arrays import assert_equal, held, numbers, write

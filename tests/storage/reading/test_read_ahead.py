@@ -6,12 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.errors import CorruptionError
+from cairn import Checkpointer, CheckpointReader, CorruptionError, Run
 from cairn.storage.reading import read_ahead
 from cairn.storage.reading.read_ahead import AHEAD_BYTES, ReadAhead, asked_ahead
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.run import Run
 
 STEP = 1
 MIB = 1 << 20

@@ -13,23 +13,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from orbax.checkpoint import v1 as ocp
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.arrays.boxes import MAX_CHUNK_ROW_BYTES
-from cairn.storage.arrays.ocdbt import DATA_FOLDER
-from cairn.storage.errors import (
+from cairn import (
+    Checkpointer,
+    CheckpointReader,
     CorruptionError,
     InvalidSliceError,
     LeafNotFoundError,
     NotACheckpointError,
+    Run,
     StepNotFoundError,
     StoreUnavailableError,
     UnsupportedFormatError,
+    adopt,
+    parse_uri,
 )
-from cairn.storage.orbax_import.adopt import adopt
-from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.arrays.boxes import MAX_CHUNK_ROW_BYTES
+from cairn.storage.arrays.ocdbt import DATA_FOLDER
 from cairn.storage.runs.records.manifest import LeafRecord
-from cairn.storage.runs.run import Run
-from cairn.storage.store.uri import parse_uri
 from tests.storage.plain_steps import as_plain_step
 
 STEP = 3

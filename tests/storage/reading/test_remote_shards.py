@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.load import load
-from cairn.storage.errors import CorruptionError
+from cairn import Checkpointer, CorruptionError, load
 from cairn.storage.reading import remote_shards
 from cairn.storage.reading.remote_shards import Piece, gathered
 from tests.gcs.impatience import impatient

@@ -10,22 +10,26 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import (
+    Checkpointer,
+    CheckpointReader,
+    CorruptionError,
+    Manifest,
+    Run,
+    StepNotFoundError,
+    StorageError,
+    StoreUnavailableError,
+    open_files,
+    parse_uri,
+    verify_step,
+)
 from cairn.state.checkpointing.restore import read_meta, restore_item
 from cairn.state.checkpointing.trees import flatten
 from cairn.storage.arrays.digests import digest_text
 from cairn.storage.arrays.ocdbt import is_data_file, leaf_node, manifest
-from cairn.storage.errors import (
-    CorruptionError,
-    StepNotFoundError,
-    StorageError,
-    StoreUnavailableError,
-)
 from cairn.storage.reading import verify as verify_module
 from cairn.storage.reading.databases import database_entries
-from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.step_files import check_step_files
-from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.annotate import annotation_of, note_verified
 from cairn.storage.runs.damage import newest_sound
 from cairn.storage.runs.records.layout import (
@@ -33,9 +37,8 @@ from cairn.storage.runs.records.layout import (
     attempt_file,
     manifest_file,
 )
-from cairn.storage.runs.records.manifest import LeafRecord, Manifest
+from cairn.storage.runs.records.manifest import LeafRecord
 from cairn.storage.runs.records.placed import put_record
-from cairn.storage.runs.run import Run
 from cairn.storage.store.clock import utc_now
 from cairn.storage.store.disk.direct_io import BUFFER_BYTES
 from cairn.storage.store.file_checksums import (
@@ -43,8 +46,6 @@ from cairn.storage.store.file_checksums import (
     read_crc32c,
     read_files,
 )
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
 from tests.storage.indexes import publish_index
 from tests.storage.plain_steps import as_plain_step, record_of
 from tests.storage.states import abstract, assert_same, raw, state

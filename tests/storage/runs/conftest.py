@@ -2,8 +2,7 @@
 
 import pytest
 
-from cairn.storage.runs.run import Run
-from cairn.storage.store.uri import parse_uri
+from cairn import Run, parse_uri
 from tests.storage.forks import save_parent
 from tests.storage.stored_runs import SetClock, begin, end, save
 

@@ -4,17 +4,12 @@ from random import Random
 
 import numpy as np
 
+from cairn import Manifest, ModelInfo
 from cairn.storage.arrays.digests import digest_text
 from cairn.storage.arrays.ocdbt import ValueRef
 from cairn.storage.arrays.orbax_tree import StoredForm
 from cairn.storage.runs.records.index_writer import PlacedShard
-from cairn.storage.runs.records.manifest import (
-    AssetRecord,
-    LeafRecord,
-    Manifest,
-    ModelInfo,
-    ObjectRecord,
-)
+from cairn.storage.runs.records.manifest import AssetRecord, LeafRecord, ObjectRecord
 from cairn.storage.runs.records.step_index import shard_grid
 
 ITEMS = ("model", "optimizer", "average")

@@ -3,17 +3,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cairn.storage.errors import (
+from cairn import (
+    Alias,
     AliasNotFoundError,
     InvalidURIError,
     PreconditionFailedError,
+    Run,
+    RunInfo,
     UnsupportedFormatError,
 )
-from cairn.storage.runs.records.aliases import HISTORY_KEPT, Alias, AliasWriter
+from cairn.storage.runs.records.aliases import HISTORY_KEPT, AliasWriter
 from cairn.storage.runs.records.layout import alias_file
 from cairn.storage.runs.records.placed import write_run_info
-from cairn.storage.runs.records.run_info import RunInfo
-from cairn.storage.runs.run import Run
 
 
 @pytest.fixture

@@ -6,30 +6,32 @@ from math import inf, isnan, nan
 
 import pytest
 
-from cairn.storage.errors import (
+from cairn import (
+    Annotation,
+    BestSteps,
     CorruptionError,
+    ObjectStore,
     PolicyError,
+    RetentionPolicy,
+    Run,
     RunNotFoundError,
     StepChangedError,
     StepNotFoundError,
     UnsupportedFormatError,
+    annotate,
+    annotate_run,
+    annotate_step,
+    apply_retention,
+    best_step,
+    delete_step,
+    plan_retention,
+    promote_step,
+    resolve_checkpoint,
 )
-from cairn.storage.runs.annotate import annotate, annotate_run, annotate_step, annotation_of
-from cairn.storage.runs.promotion import promote_step
-from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.annotate import annotation_of
 from cairn.storage.runs.records.layout import RUN_FILE, annotation_file, trash_file
 from cairn.storage.runs.records.placed import put_record, read_record
-from cairn.storage.runs.resolution import best_step, resolve_checkpoint
-from cairn.storage.runs.retention import (
-    BestSteps,
-    RetentionPolicy,
-    apply_retention,
-    check_names,
-    plan_retention,
-)
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.trash import delete_step
-from cairn.storage.store.objects import ObjectStore
+from cairn.storage.runs.retention import check_names
 from tests.storage.stored_runs import begin, end, save
 
 NAME = annotation_file(6, 1)

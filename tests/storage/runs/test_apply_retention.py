@@ -5,35 +5,36 @@ from unittest.mock import patch
 import pytest
 from prometheus_client import REGISTRY
 
-from cairn.state.checkpointing import background_retention
-from cairn.state.checkpointing.background_retention import RunRetention
-from cairn.storage.errors import (
+from cairn import (
+    Annotation,
+    BestSteps,
+    Damage,
+    Manifest,
     PolicyError,
+    RetentionPolicy,
+    Run,
     StepNotFoundError,
     StoreUnavailableError,
     UnsupportedFormatError,
+    Writer,
+    apply_retention,
+    collect_garbage,
+    delete_step,
+    open_files,
+    parse_uri,
+    plan_retention,
+    roll_back,
+    undelete_step,
 )
+from cairn.state.checkpointing import background_retention
+from cairn.state.checkpointing.background_retention import RunRetention
 from cairn.storage.runs import retention
 from cairn.storage.runs.annotate import annotation_of, note_verified
-from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.records.aliases import AliasWriter
-from cairn.storage.runs.records.annotations import Annotation, Damage
 from cairn.storage.runs.records.layout import annotation_file, attempt_file, step_dir
-from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.records.placed import put_record
-from cairn.storage.runs.retention import (
-    BestSteps,
-    RetentionPolicy,
-    apply_retention,
-    check_names,
-    plan_retention,
-)
-from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.trash import delete_step, read_tombstones, undelete_step
-from cairn.storage.runs.writer import Writer
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
+from cairn.storage.runs.retention import check_names
+from cairn.storage.runs.trash import read_tombstones
 from tests.storage.stored_runs import PLAIN, begin, end, save, write_data
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from cairn.storage.errors import CorruptionError
+from cairn import CorruptionError
 from cairn.storage.runs.records.assets import put_assets, read_asset
 from cairn.storage.runs.records.layout import asset_file
 

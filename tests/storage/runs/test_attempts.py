@@ -7,15 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.storage.errors import (
+from cairn import (
+    Attempt,
     FencedError,
+    Lease,
     LeaseHeldError,
+    RunInfo,
     StoreUnavailableError,
     UnsupportedFormatError,
 )
 from cairn.storage.runs.lease import (
     CLOCK_MARGIN_SECONDS,
-    Lease,
     begin_attempt,
     holds_lease,
     read_lease,
@@ -23,7 +25,6 @@ from cairn.storage.runs.lease import (
     renew,
 )
 from cairn.storage.runs.records.attempts import (
-    Attempt,
     counting,
     create_attempt,
     ensure_newest,
@@ -32,7 +33,6 @@ from cairn.storage.runs.records.attempts import (
 )
 from cairn.storage.runs.records.layout import LEASE_FILE, RUN_FILE, attempt_file
 from cairn.storage.runs.records.placed import put_record
-from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.store.clock import from_rfc3339, rfc3339
 from cairn.storage.store.records import RecordLocation
 

@@ -8,26 +8,35 @@ from random import Random
 import numpy as np
 import pytest
 
+from cairn import (
+    Annotation,
+    CorruptionError,
+    Manifest,
+    ModelInfo,
+    ObjectStore,
+    Run,
+    RunInfo,
+    SaveError,
+    UnsupportedFormatError,
+    annotate_step,
+    check_run,
+    list_runs,
+    parse_uri,
+    promote_step,
+    repair_run,
+)
 from cairn.storage.arrays.ocdbt import ValueRef
-from cairn.storage.errors import CorruptionError, SaveError, UnsupportedFormatError
-from cairn.storage.runs.annotate import annotate_step, annotation_of
-from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.annotate import annotation_of
 from cairn.storage.runs.records import annotations, manifest, step_index
-from cairn.storage.runs.records.annotations import LONGEST_LABEL, MOST_LABELS, Annotation
+from cairn.storage.runs.records.annotations import LONGEST_LABEL, MOST_LABELS
 from cairn.storage.runs.records.exports import ExportManifest
 from cairn.storage.runs.records.index_writer import PlacedShard, make_index
 from cairn.storage.runs.records.layout import INDEX_FILE, annotation_file, manifest_file
-from cairn.storage.runs.records.manifest import LeafRecord, Manifest, ModelInfo
+from cairn.storage.runs.records.manifest import LeafRecord
 from cairn.storage.runs.records.placed import put_record
-from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.runs.records.step_index import open_contents, parse_index
-from cairn.storage.runs.repair import repair_run
-from cairn.storage.runs.run import Run, list_runs
-from cairn.storage.runs.run_check import check_run
 from cairn.storage.store.bounds import MAX_FREE_JSON_BYTES, bound_of
-from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import Record, RecordLocation, canonical_json, sha256_of
-from cairn.storage.store.uri import parse_uri
 from tests.storage.indexes import forged
 from tests.storage.runs.random_steps import data_files, random_manifest, random_parts
 

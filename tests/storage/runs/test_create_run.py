@@ -6,21 +6,32 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.load import load
-from cairn.storage.errors import (
+from cairn import (
+    Checkpointer,
     CorruptionError,
     InvalidURIError,
     NotFoundError,
+    ObjectStore,
     PreconditionFailedError,
+    RetentionPolicy,
+    Run,
     StepNotFoundError,
     StorageError,
     UnsupportedFormatError,
+    annotate_step,
+    apply_retention,
+    check_run,
+    collect_garbage,
+    create_run,
+    delete_step,
+    find_garbage,
+    fork_run,
+    list_runs,
+    load,
+    promote_step,
+    repair_run,
 )
-from cairn.storage.runs.annotate import annotate_step
-from cairn.storage.runs.fork import abandon_fork, fork_run
-from cairn.storage.runs.gc import collect_garbage, find_garbage
-from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.fork import abandon_fork
 from cairn.storage.runs.records.layout import (
     ASSETS,
     LEASE_FILE,
@@ -30,13 +41,7 @@ from cairn.storage.runs.records.layout import (
     attempt_file,
     trash_file,
 )
-from cairn.storage.runs.repair import repair_run
-from cairn.storage.runs.retention import RetentionPolicy, apply_retention
-from cairn.storage.runs.run import Run, create_run, list_runs
-from cairn.storage.runs.run_check import check_run
-from cairn.storage.runs.trash import delete_step
 from cairn.storage.runs.usage import run_usage
-from cairn.storage.store.objects import ObjectStore
 from tests.plain_orbax import manager
 from tests.storage.forks import WRITER
 from tests.storage.stored_runs import begin, end, save

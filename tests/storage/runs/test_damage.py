@@ -2,12 +2,9 @@
 
 import pytest
 
-from cairn.storage.errors import CorruptionError, StepDamagedError
+from cairn import CorruptionError, Damage, StepDamagedError, promote_step, roll_back
 from cairn.storage.runs.annotate import annotation_of, note_verified
-from cairn.storage.runs.promotion import promote_step
-from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.records.layout import annotation_file
-from cairn.storage.runs.rollback import roll_back
 
 DAMAGE = Damage(
     at="2026-01-02T03:04:05Z",

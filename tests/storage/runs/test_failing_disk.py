@@ -7,15 +7,20 @@ import shutil
 
 import pytest
 
-from cairn.storage.errors import StorageError
-from cairn.storage.runs.annotate import annotate_step
-from cairn.storage.runs.promotion import delete_alias, promote_step
-from cairn.storage.runs.retention import RetentionPolicy, apply_retention
-from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.trash import delete_step, undelete_step
-from cairn.storage.store.disk.confinement import safe_join
-from cairn.storage.store.uri import parse_uri
+from cairn import (
+    RetentionPolicy,
+    Run,
+    StorageError,
+    annotate_step,
+    apply_retention,
+    delete_alias,
+    delete_step,
+    parse_uri,
+    promote_step,
+    roll_back,
+    safe_join,
+    undelete_step,
+)
 from tests.storage.failing_disk import FailingDisk
 from tests.storage.stored_runs import SetClock, begin, end, save
 

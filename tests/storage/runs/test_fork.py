@@ -4,26 +4,27 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.errors import (
+from cairn import (
+    Checkpointer,
+    CheckpointReader,
     CorruptionError,
     FencedError,
+    Files,
     InvalidURIError,
     LeaseHeldError,
     PreconditionFailedError,
+    Run,
+    StepState,
     StoreFullError,
+    delete_step,
+    fork_run,
+    open_files,
 )
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.fork import abandon_fork, fork_run
+from cairn.storage.runs.fork import abandon_fork
 from cairn.storage.runs.lease import begin_attempt, read_lease
 from cairn.storage.runs.records.attempts import list_attempts
 from cairn.storage.runs.records.layout import annotation_file, asset_file
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.step_states import StepState
-from cairn.storage.runs.trash import delete_step
 from cairn.storage.store.clock import utc_now
-from cairn.storage.store.files import Files
-from cairn.storage.store.open_files import open_files
 from tests.storage.forks import LEAF, WRITER
 
 

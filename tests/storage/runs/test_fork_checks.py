@@ -7,27 +7,28 @@ from datetime import timedelta
 
 import pytest
 
-from cairn.storage.arrays.ocdbt import is_data_file
-from cairn.storage.errors import (
+from cairn import (
+    CopyReport,
     CorruptionError,
+    Damage,
+    ObjectStore,
+    Run,
     RunNotFoundError,
     StepDamagedError,
     StepNotFoundError,
     StorageError,
     StoreFullError,
+    collect_garbage,
+    delete_step,
+    fork_run,
+    open_files,
+    verify_step,
 )
-from cairn.storage.reading.verify import verify_step
+from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.runs.annotate import annotation_of, note_verified
-from cairn.storage.runs.fork import fork_run
-from cairn.storage.runs.gc import collect_garbage
-from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.records.layout import INDEX_FILE, annotation_file, asset_file, manifest_file
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.step_copy import CopyReport
-from cairn.storage.runs.trash import GRACE_SECONDS, delete_step
+from cairn.storage.runs.trash import GRACE_SECONDS
 from cairn.storage.store.clock import utc_now
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.open_files import open_files
 from tests.faults.full_disk_job import filled
 from tests.storage.forks import WRITER, contents, flipped, put, twins
 from tests.storage.plain_steps import as_plain_step, write_manifest

@@ -6,23 +6,24 @@ from datetime import timedelta
 
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.errors import (
+from cairn import (
+    Checkpointer,
     FencedError,
     InvalidURIError,
     LeaseHeldError,
     PreconditionFailedError,
+    Run,
+    StepInfo,
+    check_run,
+    fork_run,
+    parse_uri,
+    verify_step,
 )
-from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.fork import abandon_fork, fork_run
+from cairn.storage.runs.fork import abandon_fork
 from cairn.storage.runs.lease import LEASE_TTL_SECONDS, begin_attempt, read_lease
 from cairn.storage.runs.records.layout import manifest_file
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.run_check import check_run
-from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.runs.writer import publish_manifest
 from cairn.storage.store.clock import utc_now
-from cairn.storage.store.uri import parse_uri
 from tests.storage.forks import LEAF, WRITER, contents, save_parent
 
 RIVAL = "fork/other"

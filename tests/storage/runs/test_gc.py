@@ -4,8 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from cairn.storage.errors import FencedError, StepNotFoundError
-from cairn.storage.runs.gc import collect_garbage, find_garbage
+from cairn import (
+    CheckpointRef,
+    FencedError,
+    Run,
+    StepNotFoundError,
+    collect_garbage,
+    delete_step,
+    find_deletable_step,
+    find_garbage,
+    open_files,
+    undelete_step,
+)
 from cairn.storage.runs.lease import (
     DEAD_AFTER_SECONDS,
     LEASE_TTL_SECONDS,
@@ -16,17 +26,10 @@ from cairn.storage.runs.lease import (
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.records.attempts import ensure_newest
 from cairn.storage.runs.records.exports import ExportKey, ExportManifest, publish_export
-from cairn.storage.runs.records.layout import CheckpointRef, annotation_file, manifest_file
+from cairn.storage.runs.records.layout import annotation_file, manifest_file
 from cairn.storage.runs.resolution import resolve_step
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.trash import (
-    delete_step,
-    find_deletable_step,
-    read_tombstones,
-    undelete_step,
-)
+from cairn.storage.runs.trash import read_tombstones
 from cairn.storage.runs.usage import run_usage
-from cairn.storage.store.open_files import open_files
 from tests.storage.stored_runs import begin, end, save, states, write_data
 
 

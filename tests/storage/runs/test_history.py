@@ -9,20 +9,36 @@ from pathlib import Path
 
 import pytest
 
-from cairn.storage.errors import (
+from cairn import (
     AliasNotFoundError,
     CorruptionError,
     FencedError,
     InvalidURIError,
+    Manifest,
+    ObjectStore,
     PreconditionFailedError,
+    RetentionPolicy,
+    Run,
     RunNotFoundError,
     StepNotFoundError,
     UnsupportedFormatError,
+    Writer,
+    annotate_step,
+    apply_retention,
+    check_run,
+    collect_garbage,
+    delete_step,
+    find_deletable_step,
+    find_garbage,
+    list_runs,
+    parse_ref,
+    parse_uri,
+    promote_step,
+    repair_run,
+    roll_back,
+    undelete_step,
 )
-from cairn.storage.runs.annotate import annotate_step
-from cairn.storage.runs.gc import collect_garbage, find_garbage
 from cairn.storage.runs.lease import read_lease
-from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.attempts import (
     AttemptRecord,
     free_number,
@@ -37,20 +53,10 @@ from cairn.storage.runs.records.layout import (
     attempt_file,
     manifest_file,
     parse_manifest_file,
-    parse_ref,
     trash_file,
 )
-from cairn.storage.runs.records.manifest import Manifest
-from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.resolution import resolve_step
-from cairn.storage.runs.retention import RetentionPolicy, apply_retention, step_facts
-from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run, list_runs
-from cairn.storage.runs.run_check import check_run
-from cairn.storage.runs.trash import delete_step, find_deletable_step, undelete_step
-from cairn.storage.runs.writer import Writer
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.uri import parse_uri
+from cairn.storage.runs.retention import step_facts
 from tests.storage.stored_runs import PLAIN, write_data
 
 UNREADABLE = (CorruptionError, UnsupportedFormatError)

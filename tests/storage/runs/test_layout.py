@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.storage.errors import InvalidURIError
+from cairn import InvalidURIError, parse_uri
 from cairn.storage.runs.records import layout
-from cairn.storage.store.uri import parse_uri
 
 RUN = parse_uri("gs://bucket/run")
 numbers = st.integers(0, layout.MAX_NUMBER)

@@ -5,15 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.storage.errors import CorruptionError, UnsupportedFormatError
+from cairn import CorruptionError, Manifest, ModelInfo, UnsupportedFormatError
 from cairn.storage.runs.records.manifest import (
     MAX_BYTES,
     AssetRecord,
     IndexRef,
     LeafRecord,
-    Manifest,
     ManifestSummary,
-    ModelInfo,
     ObjectRecord,
     dtype_bits,
 )

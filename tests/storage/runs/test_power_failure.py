@@ -7,15 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from cairn.storage.errors import StepNotFoundError
-from cairn.storage.runs.annotate import annotate_run, annotate_step
-from cairn.storage.runs.fork import fork_run
+from cairn import (
+    Run,
+    StepInfo,
+    StepNotFoundError,
+    StepState,
+    annotate_run,
+    annotate_step,
+    delete_step,
+    find_deletable_step,
+    fork_run,
+    repair_run,
+    roll_back,
+)
 from cairn.storage.runs.records.assets import put_assets
-from cairn.storage.runs.repair import repair_run
-from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.step_states import StepInfo, StepState
-from cairn.storage.runs.trash import delete_step, find_deletable_step
 from tests.storage.forks import WRITER
 from tests.storage.held_names import HeldNames
 

@@ -4,18 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from cairn.storage.errors import (
+from cairn import (
     AliasNotFoundError,
     CorruptionError,
     PreconditionFailedError,
+    Run,
     RunNotFoundError,
     StepChangedError,
     StepInUseError,
     StepNotFoundError,
     UnsupportedFormatError,
+    collect_garbage,
+    delete_alias,
+    delete_step,
+    parse_uri,
+    promote_step,
+    roll_back,
+    undelete_step,
 )
-from cairn.storage.runs.gc import collect_garbage
-from cairn.storage.runs.promotion import delete_alias, promote_step
 from cairn.storage.runs.records.layout import (
     RUN_FILE,
     alias_file,
@@ -24,18 +30,8 @@ from cairn.storage.runs.records.layout import (
     trash_file,
 )
 from cairn.storage.runs.records.placed import put_record
-from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.trash import (
-    ANNOUNCED_SECONDS,
-    Hold,
-    declare,
-    delete_step,
-    undelete_step,
-    withdraw,
-)
+from cairn.storage.runs.trash import ANNOUNCED_SECONDS, Hold, declare, withdraw
 from cairn.storage.store.clock import rfc3339
-from cairn.storage.store.uri import parse_uri
 from tests.storage.held_names import HeldNames
 from tests.storage.stored_runs import begin, end, save
 

@@ -16,11 +16,24 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
-from cairn.storage.errors import NotFoundError, StorageError, StoreUnavailableError
+from cairn import (
+    Manifest,
+    NotFoundError,
+    RetentionPolicy,
+    Run,
+    RunInfo,
+    StorageError,
+    StoreUnavailableError,
+    Writer,
+    apply_retention,
+    collect_garbage,
+    delete_step,
+    find_deletable_step,
+    promote_step,
+    roll_back,
+)
 from cairn.storage.runs import writer
-from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.history import read_history
-from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.attempts import counting
 from cairn.storage.runs.records.layout import (
     COMMIT_FILE,
@@ -30,13 +43,7 @@ from cairn.storage.runs.records.layout import (
     parse_attempt_file,
     step_dir,
 )
-from cairn.storage.runs.records.manifest import Manifest, ObjectRecord, PlainStep
-from cairn.storage.runs.records.run_info import RunInfo
-from cairn.storage.runs.retention import RetentionPolicy, apply_retention
-from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.trash import delete_step, find_deletable_step
-from cairn.storage.runs.writer import Writer
+from cairn.storage.runs.records.manifest import ObjectRecord, PlainStep
 from cairn.storage.store.clock import rfc3339
 from cairn.storage.store.records import RecordLocation
 from tests.faults.report import trials

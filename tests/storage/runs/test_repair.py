@@ -7,18 +7,27 @@ from datetime import timedelta
 
 import pytest
 
-from cairn.storage.errors import (
+from cairn import (
+    Annotation,
     CorruptionError,
     FencedError,
     LeaseHeldError,
+    ObjectStore,
     PreconditionFailedError,
     RecordNotLostError,
+    Run,
     UnsupportedFormatError,
+    Writer,
+    check_run,
+    delete_step,
+    find_deletable_step,
+    parse_uri,
+    promote_step,
+    repair_run,
+    roll_back,
 )
 from cairn.storage.runs import repair
 from cairn.storage.runs.lease import read_lease
-from cairn.storage.runs.promotion import promote_step
-from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.exports import ExportFile, ExportKey, ExportManifest, publish_export
 from cairn.storage.runs.records.layout import (
     LEASE_FILE,
@@ -32,14 +41,7 @@ from cairn.storage.runs.records.layout import (
     trash_file,
 )
 from cairn.storage.runs.records.placed import put_record
-from cairn.storage.runs.repair import repair_run
-from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.run_check import check_run
-from cairn.storage.runs.trash import Hold, Intent, delete_step, find_deletable_step
-from cairn.storage.runs.writer import Writer
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.uri import parse_uri
+from cairn.storage.runs.trash import Hold, Intent
 from tests.storage.runs.test_history import flip, job, lose, saved, swap
 from tests.storage.stored_runs import write_data
 

@@ -5,12 +5,20 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from cairn.storage.errors import PreconditionFailedError, RecordNotLostError
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.reading.verify import verify_step
+from cairn import (
+    CheckpointReader,
+    ObjectStore,
+    PreconditionFailedError,
+    RecordNotLostError,
+    Run,
+    check_run,
+    delete_step,
+    fork_run,
+    promote_step,
+    repair_run,
+    verify_step,
+)
 from cairn.storage.runs import repair
-from cairn.storage.runs.fork import fork_run
-from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.layout import (
     INDEX_FILE,
     LEASE_FILE,
@@ -20,12 +28,8 @@ from cairn.storage.runs.records.layout import (
     trash_file,
 )
 from cairn.storage.runs.records.step_index import parse_index
-from cairn.storage.runs.repair import repair_run
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.run_check import check_run
-from cairn.storage.runs.trash import begin_removal, delete_step
+from cairn.storage.runs.trash import begin_removal
 from cairn.storage.store.clock import utc_now
-from cairn.storage.store.objects import ObjectStore
 from tests.storage.forks import LEAF, WRITER, flipped, save_parent
 from tests.storage.stored_runs import begin, end, save
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.storage.errors import PolicyError
-from cairn.storage.runs.retention import BestSteps, RetentionPolicy, StepFacts, evaluate_retention
+from cairn import BestSteps, PolicyError, RetentionPolicy, StepFacts, evaluate_retention
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 

@@ -2,19 +2,20 @@ from datetime import timedelta
 
 import pytest
 
-from cairn.storage.errors import (
+from cairn import (
     LeaseHeldError,
     PreconditionFailedError,
     StepChangedError,
     StepInUseError,
     StepNotFoundError,
+    Writer,
+    delete_step,
+    promote_step,
+    roll_back,
 )
 from cairn.storage.runs.lease import read_lease
-from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.layout import attempt_file
-from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.trash import ANNOUNCED_SECONDS, declare, delete_step
-from cairn.storage.runs.writer import Writer
+from cairn.storage.runs.trash import ANNOUNCED_SECONDS, declare
 from tests.storage.stored_runs import begin, end, save, states
 
 

@@ -4,32 +4,29 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.errors import (
+from cairn import (
     AliasNotFoundError,
+    Checkpointer,
+    CheckpointRef,
     CorruptionError,
     InvalidURIError,
     PreconditionFailedError,
+    Run,
     RunNotFoundError,
     StepInFlightError,
     StepNotFoundError,
+    StepState,
     UnsupportedFormatError,
+    list_runs,
+    open_files,
+    parse_ref,
+    resolve_checkpoint,
 )
 from cairn.storage.runs.lease import begin_attempt, release
 from cairn.storage.runs.records.aliases import AliasWriter
-from cairn.storage.runs.records.layout import (
-    RUN_FILE,
-    CheckpointRef,
-    manifest_file,
-    parse_ref,
-    step_dir,
-    trash_file,
-)
+from cairn.storage.runs.records.layout import RUN_FILE, manifest_file, step_dir, trash_file
 from cairn.storage.runs.records.placed import put_record
-from cairn.storage.runs.resolution import resolve_checkpoint, resolve_step
-from cairn.storage.runs.run import Run, list_runs
-from cairn.storage.runs.step_states import StepState
-from cairn.storage.store.open_files import open_files
+from cairn.storage.runs.resolution import resolve_step
 from tests.storage.stored_runs import begin, publish, save, states, write_data
 
 

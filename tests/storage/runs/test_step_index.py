@@ -12,14 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cairn import (
+    CorruptionError,
+    Manifest,
+    ObjectStore,
+    SaveError,
+    UnsupportedFormatError,
+    parse_uri,
+)
 from cairn.storage.arrays import paged_table
 from cairn.storage.arrays.digests import parse_digest
 from cairn.storage.arrays.ocdbt import ValueRef
-from cairn.storage.errors import CorruptionError, SaveError, UnsupportedFormatError
 from cairn.storage.runs.records import step_index
 from cairn.storage.runs.records.index_writer import PlacedShard, make_index
 from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file
-from cairn.storage.runs.records.manifest import LeafRecord, Manifest
+from cairn.storage.runs.records.manifest import LeafRecord
 from cairn.storage.runs.records.step_index import (
     END,
     MAGIC,
@@ -30,9 +37,7 @@ from cairn.storage.runs.records.step_index import (
     shard_grid,
 )
 from cairn.storage.store.files_local import LocalFiles
-from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import RecordLocation
-from cairn.storage.store.uri import parse_uri
 from tests.storage.indexes import parts_of, regions_of
 from tests.storage.runs.random_steps import data_files, random_manifest, random_parts
 

@@ -11,11 +11,10 @@ from unittest.mock import patch
 
 import pytest
 
+from cairn import collect_garbage, delete_step, find_deletable_step, promote_step
 from cairn.storage.runs import trash
-from cairn.storage.runs.gc import collect_garbage
-from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.aliases import AliasWriter
-from cairn.storage.runs.trash import delete_step, find_deletable_step, held
+from cairn.storage.runs.trash import held
 from tests.storage.runs.test_protocol import actor, problems, world_after
 
 LOOKS = 3

@@ -2,11 +2,10 @@
 
 import pytest
 
-from cairn.storage.errors import FencedError, LeaseHeldError, PreconditionFailedError
+from cairn import FencedError, LeaseHeldError, PreconditionFailedError, Writer
 from cairn.storage.runs import writer as writing
 from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.rollback import TakeOver, take_over
-from cairn.storage.runs.writer import Writer
 from tests.storage.runs.test_writer import manifest
 from tests.storage.stored_runs import begin, states
 

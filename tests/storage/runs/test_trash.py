@@ -3,20 +3,23 @@ from datetime import timedelta
 
 import pytest
 
-from cairn.storage.errors import (
+from cairn import (
+    ObjectStore,
+    Run,
     RunNotFoundError,
     StepInFlightError,
+    StepInfo,
     StepInUseError,
     StepNotFoundError,
+    StepState,
+    Writer,
+    delete_step,
+    undelete_step,
 )
 from cairn.storage.runs import trash
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.records.layout import intent_file, manifest_file, trash_file
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.step_states import StepInfo, StepState
-from cairn.storage.runs.trash import begin_removal, delete_step, read_tombstones, undelete_step
-from cairn.storage.runs.writer import Writer
-from cairn.storage.store.objects import ObjectStore
+from cairn.storage.runs.trash import begin_removal, read_tombstones
 from tests.storage.stored_runs import begin, end, publish, save, write_data
 
 

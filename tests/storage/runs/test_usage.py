@@ -5,13 +5,8 @@ import subprocess
 import jax.numpy as jnp
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.runs.gc import collect_garbage
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.step_states import StepState
-from cairn.storage.runs.trash import delete_step
+from cairn import Checkpointer, Run, StepState, collect_garbage, delete_step, parse_uri
 from cairn.storage.runs.usage import run_usage
-from cairn.storage.store.uri import parse_uri
 
 FROZEN = jnp.arange(300_000, dtype=jnp.float32)
 

@@ -2,9 +2,18 @@
 
 import pytest
 
-from cairn.storage.errors import CorruptionError, StorageError
-from cairn.storage.runs.gc import collect_garbage
-from cairn.storage.runs.promotion import promote_step
+from cairn import (
+    CorruptionError,
+    ObjectStore,
+    Run,
+    StorageError,
+    check_run,
+    collect_garbage,
+    delete_step,
+    find_deletable_step,
+    parse_uri,
+    promote_step,
+)
 from cairn.storage.runs.records.layout import (
     LEASE_FILE,
     RUN_FILE,
@@ -16,11 +25,6 @@ from cairn.storage.runs.records.layout import (
     manifest_file,
     trash_file,
 )
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.run_check import check_run
-from cairn.storage.runs.trash import delete_step, find_deletable_step
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.uri import parse_uri
 from tests.storage.runs.test_history import flip, job, lose
 from tests.storage.runs.test_repair import make_run
 

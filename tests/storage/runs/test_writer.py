@@ -1,11 +1,17 @@
 import pytest
 
-from cairn.storage.errors import FencedError, NotFoundError, SaveError, StoreUnavailableError
+from cairn import (
+    FencedError,
+    Manifest,
+    NotFoundError,
+    SaveError,
+    StoreUnavailableError,
+    Writer,
+    parse_uri,
+)
 from cairn.storage.runs import lease
 from cairn.storage.runs.records.layout import annotation_file
-from cairn.storage.runs.records.manifest import Manifest
-from cairn.storage.runs.writer import Writer, sync_folder
-from cairn.storage.store.uri import parse_uri
+from cairn.storage.runs.writer import sync_folder
 from tests.storage.stored_runs import PLAIN, begin
 
 

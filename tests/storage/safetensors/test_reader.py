@@ -6,17 +6,17 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from cairn.storage.errors import (
+from cairn import (
     CorruptionError,
     InvalidSliceError,
     LeafNotFoundError,
     NotFoundError,
     StorageError,
     UnsupportedFormatError,
+    open_files,
 )
 from cairn.storage.safetensors.format import DTYPES, SafetensorsHeader
 from cairn.storage.safetensors.reader import read_header, read_tensor
-from cairn.storage.store.open_files import open_files
 from tests.hostile.safetensors_files import FOLDER, hostile_files
 
 REFERENCE_TOLERATES = {

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.storage.errors import UnsupportedFormatError
+from cairn import UnsupportedFormatError
 from cairn.storage.safetensors.sizes import parse_size
 
 

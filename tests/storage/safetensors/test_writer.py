@@ -14,20 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cairn
-from cairn.storage.errors import StorageError, UnsupportedLeafError
-from cairn.storage.safetensors import writer
-from cairn.storage.safetensors.format import DTYPES
-from cairn.storage.safetensors.reader import read_header, read_tensor
-from cairn.storage.safetensors.writer import (
-    BLOCK_BYTES,
+from cairn import (
     Shard,
+    StorageError,
     TensorSource,
-    peak_bytes,
+    UnsupportedLeafError,
+    open_files,
     plan_shards,
     write_index,
     write_shard,
 )
-from cairn.storage.store.open_files import open_files
+from cairn.storage.safetensors import writer
+from cairn.storage.safetensors.format import DTYPES
+from cairn.storage.safetensors.reader import read_header, read_tensor
+from cairn.storage.safetensors.writer import BLOCK_BYTES, peak_bytes
 
 NUMBERS = itertools.count(1)
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from cairn.storage.errors import CorruptionError, UnsupportedFormatError
+from cairn import CorruptionError, ObjectStore, UnsupportedFormatError, parse_uri
 from cairn.storage.reading.step_files import check_step_files
 from cairn.storage.runs.records.manifest import ObjectRecord
 from cairn.storage.store import bounds
@@ -19,9 +19,7 @@ from cairn.storage.store.bounds import (
     Oversized,
     bound_of,
 )
-from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import load_json
-from cairn.storage.store.uri import parse_uri
 from tests.programs.program import REPOSITORY
 
 PAGE = REPOSITORY / "docs/reference/storage/bounds.md"

@@ -7,24 +7,23 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cairn.storage.errors import (
-    ConfinementError,
+from cairn import (
     InvalidURIError,
+    ObjectStore,
     PreconditionFailedError,
-    SourceRefusedError,
     StorageError,
+    open_files,
+    parse_uri,
+    safe_join,
 )
+from cairn.storage.errors import ConfinementError, SourceRefusedError
 from cairn.storage.store.disk.confinement import (
     check_below,
     check_tree,
     open_below,
-    safe_join,
     source_folder,
     with_confinement,
 )
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
 
 SECRET = b"secret"
 

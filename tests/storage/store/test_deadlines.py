@@ -7,7 +7,7 @@ import time
 import pytest
 import tensorstore as ts
 
-from cairn.storage.errors import StoreUnavailableError
+from cairn import ObjectStore, StoreUnavailableError, open_files, parse_uri
 from cairn.storage.store import deadlines
 from cairn.storage.store.deadlines import (
     Progress,
@@ -18,9 +18,6 @@ from cairn.storage.store.deadlines import (
     deadline_seconds_left,
     wait_for,
 )
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
 
 SECONDS = 0.4
 WAIT_SECONDS = 60

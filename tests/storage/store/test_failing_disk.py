@@ -4,11 +4,8 @@ import os
 
 import pytest
 
-from cairn.storage.errors import StorageError
+from cairn import ObjectStore, StorageError, parse_uri, safe_join
 from cairn.storage.store.disk import directory_entries
-from cairn.storage.store.disk.confinement import safe_join
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.uri import parse_uri
 from tests.storage.failing_disk import FailingDisk
 from tests.storage.held_names import HeldNames
 

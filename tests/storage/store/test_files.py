@@ -9,19 +9,19 @@ import time
 import google_crc32c
 import pytest
 
-from cairn.storage.errors import (
-    ConfinementError,
+from cairn import (
     CorruptionError,
     InvalidURIError,
     NotFoundError,
     StoreFullError,
     StoreUnavailableError,
+    open_files,
+    parse_uri,
 )
+from cairn.storage.errors import ConfinementError
 from cairn.storage.store.disk.locked_files import locked_file
 from cairn.storage.store.files import BLOCK_BYTES
 from cairn.storage.store.files_local import TEMPORARY_PREFIX, LocalFiles
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
 
 
 @pytest.fixture

@@ -5,10 +5,9 @@ from http.client import HTTPException
 
 import pytest
 
+from cairn import ObjectStore, parse_uri
 from cairn.storage.store import deadlines
 from cairn.storage.store.gcs_ranges import _MAX_FAILURES, GcsRanges
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.uri import parse_uri
 
 CONTENT = bytes(range(256)) * 2000
 NAME = "d/a b+ü"

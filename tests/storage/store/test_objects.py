@@ -9,15 +9,15 @@ from weakref import WeakValueDictionary
 
 import pytest
 
-from cairn.storage.errors import (
+from cairn import (
     InvalidURIError,
+    ObjectStore,
     PreconditionFailedError,
     StoreFullError,
     StoreUnavailableError,
 )
 from cairn.storage.store import deadlines
 from cairn.storage.store import objects as objects_module
-from cairn.storage.store.objects import ObjectStore
 
 
 def test_what_was_written_is_read_with_its_generation(objects):

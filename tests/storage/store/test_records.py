@@ -4,21 +4,28 @@ import json
 
 import pytest
 
+from cairn import (
+    Alias,
+    Annotation,
+    CorruptionError,
+    Lease,
+    Manifest,
+    Run,
+    RunInfo,
+    Tombstone,
+    UnsupportedFormatError,
+)
 from cairn.state.checkpointing.saves.process_records import _Columns, _StepRecord
 from cairn.storage.arrays.data_files import StoredFile
 from cairn.storage.arrays.orbax_tree import StoredForm
 from cairn.storage.arrays.paged_table import TableLocation
-from cairn.storage.errors import CorruptionError, UnsupportedFormatError
-from cairn.storage.runs.lease import Lease, begin_attempt
-from cairn.storage.runs.records.aliases import Alias
-from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.lease import begin_attempt
 from cairn.storage.runs.records.attempts import list_attempts
 from cairn.storage.runs.records.exports import ExportFile, ExportManifest, LeftFile, LeftTry
 from cairn.storage.runs.records.layout import alias_file, attempt_file
-from cairn.storage.runs.records.manifest import AssetRecord, LeafRecord, Manifest, ObjectRecord
+from cairn.storage.runs.records.manifest import AssetRecord, LeafRecord, ObjectRecord
 from cairn.storage.runs.records.step_index import IndexDirectory
-from cairn.storage.runs.run import Run, RunInfo
-from cairn.storage.runs.trash import Hold, Intent, Tombstone
+from cairn.storage.runs.trash import Hold, Intent
 from cairn.storage.store.records import Record, RecordLocation, canonical_json, load_json
 from cairn.storage.store_checks.record import StoreRecord
 

@@ -2,14 +2,18 @@
 
 import pytest
 
-from cairn.storage.errors import NotFoundError, PreconditionFailedError, StoreUnavailableError
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.run import Run
+from cairn import (
+    CheckpointReader,
+    NotFoundError,
+    ObjectStore,
+    PreconditionFailedError,
+    Run,
+    StoreUnavailableError,
+    open_files,
+    parse_uri,
+)
 from cairn.storage.store import deadlines
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.open_files import open_files
 from cairn.storage.store.requests import listen
-from cairn.storage.store.uri import parse_uri
 from tests.service.jobs import save_llama
 
 

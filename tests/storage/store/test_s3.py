@@ -7,8 +7,7 @@ import pytest
 import tensorstore as ts
 from orbax.checkpoint._src.serialization import tensorstore_utils
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.errors import InvalidURIError
+from cairn import Checkpointer, InvalidURIError
 
 
 def test_run_in_s3_is_refused_by_name_before_anything_is_asked():

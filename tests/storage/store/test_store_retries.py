@@ -5,15 +5,15 @@ The GCS double answers each order of trouble once; its log says how often it was
 
 import pytest
 
-from cairn.storage.errors import (
+from cairn import (
     NotFoundError,
+    ObjectStore,
     PreconditionFailedError,
     StorageError,
     StoreUnavailableError,
+    open_files,
+    parse_uri,
 )
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
 
 PASSING = (408, 429, 500, 502, 503, 504)
 VALUE = bytes(10_000)

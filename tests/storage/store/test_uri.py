@@ -5,9 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.storage.errors import InvalidURIError
-from cairn.storage.runs.records.layout import CheckpointRef, parse_ref
-from cairn.storage.store.uri import StoreURI, parse_uri
+from cairn import CheckpointRef, InvalidURIError, StoreURI, parse_ref, parse_uri
 
 _PLAIN = string.ascii_letters + string.digits + "._- +=@~,'()äß漢"
 segments = st.text(_PLAIN, min_size=1, max_size=12).filter(lambda text: text not in (".", ".."))

@@ -2,9 +2,8 @@ from datetime import timedelta
 
 import pytest
 
-from cairn.storage.errors import StorageError
+from cairn import StorageError, parse_uri
 from cairn.storage.store.clock import utc_now
-from cairn.storage.store.uri import parse_uri
 from cairn.storage.store_checks.clocks import seconds_ahead
 from cairn.storage.store_checks.probe import probe_now
 from cairn.storage.store_checks.record import RECORD_FILE

@@ -7,11 +7,8 @@ import shutil
 
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.errors import StoreCheckError, StoreFullError
+from cairn import Checkpointer, ObjectStore, Run, StoreCheckError, StoreFullError
 from cairn.storage.runs.lease import begin_attempt, read_lease
-from cairn.storage.runs.run import Run
-from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store_checks import mounts
 from cairn.storage.store_checks.disk import disk_problems
 from cairn.storage.store_checks.mounts import Mount, mount_of

@@ -7,21 +7,26 @@ import time
 
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.errors import LeaseHeldError, StoreCheckError, StoreUnavailableError
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.fork import fork_run
-from cairn.storage.runs.gc import find_garbage
+from cairn import (
+    Checkpointer,
+    CheckpointReader,
+    LeaseHeldError,
+    ObjectStore,
+    Run,
+    StoreCheckError,
+    StoreUnavailableError,
+    Writer,
+    find_garbage,
+    fork_run,
+    list_runs,
+    open_files,
+    parse_uri,
+    roll_back,
+)
 from cairn.storage.runs.lease import begin_attempt, read_lease
 from cairn.storage.runs.records.attempts import list_attempts
-from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run, list_runs
-from cairn.storage.runs.writer import Writer
 from cairn.storage.store.clock import utc_now
 from cairn.storage.store.deadlines import deadline_after
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
 from cairn.storage.store_checks.record import RECORD_FILE, StoreRecord, probe_name
 from tests.programs.program import run as run_program
 from tests.storage.states import floats

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn import DecoderForCausalLM
 from tests.interop.families.matrix import WHOLE, model_of
 
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.errors import ConfigError
+from cairn import ConfigError, DecoderConfig
 from cairn.interop.families.family import get_family
 from cairn.interop.families.gguf_form import GGUFContent
 from cairn.interop.families.gguf_writing import gguf_model

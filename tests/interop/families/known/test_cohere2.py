@@ -2,8 +2,7 @@
 
 import pytest
 
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.errors import ConfigError
+from cairn import ConfigError, DecoderConfig
 from cairn.interop.families.gguf_writing import gguf_model
 from tests.interop.families.matrix import SIZES, FamilyTests
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.errors import ConfigError
+from cairn import ConfigError, DecoderConfig
 from tests.interop.families.matrix import SIZES, FamilyTests
 
 MODEL_TYPE = "glm4_moe"

@@ -5,8 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cairn.interop.errors import ArgumentError
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn import ArgumentError, DecoderForCausalLM
 from tests.interop.families.matrix import FamilyTests, assert_close, padded, tensors_of, tiny
 from tests.state.forward import logits_of
 from tests.state.hf_models import torch_logits

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn import DecoderForCausalLM
 from tests.interop.families.matrix import SIZES, VOCABULARY, FamilyTests, assert_close, tiny
 from tests.state.forward import logits_of
 from tests.state.hf_models import tokens, torch_logits

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cairn.interop.config.decoder import FULL, WINDOW, DecoderConfig
-from cairn.interop.errors import ConfigError
+from cairn import ConfigError, DecoderConfig
+from cairn.interop.config.decoder import FULL, WINDOW
 from cairn.interop.families.gguf_writing import gguf_model
 from tests.interop.families.matrix import SIZES, FamilyTests
 

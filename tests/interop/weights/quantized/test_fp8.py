@@ -9,9 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
-from cairn.interop.errors import ConfigError, ConversionError
+from cairn import ConfigError, ConversionError, DecoderForCausalLM
 from cairn.interop.weights.files import open_pretrained
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from tests.interop.families.known.test_deepseek_v3 import LATENT
 from tests.interop.families.matrix import SIZES, tiny
 from tests.interop.weights.quantized.quantized_folders import (

@@ -9,9 +9,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Mxfp4Config
 
-from cairn.interop.errors import ConversionError
+from cairn import ConversionError, DecoderForCausalLM
 from cairn.interop.weights.files import open_pretrained
-from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from tests.interop.families.known.test_gpt_oss import EXPERTS
 from tests.interop.families.matrix import SIZES, tiny
 from tests.interop.weights.quantized.quantized_folders import (

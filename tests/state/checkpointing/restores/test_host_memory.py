@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.load import load
+from cairn import Checkpointer, load
 from cairn.state.checkpointing.restores.host_memory import HostMemory
 from cairn.storage.arrays.box_buffers import ALIGNMENT
 from tests.state.checkpointing.restores.elsewhere import devices_elsewhere

@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import (
+    Checkpointer,
+    CheckpointReader,
+    CorruptionError,
+    Run,
+    StorageError,
+    UnsupportedFormatError,
+    verify_step,
+)
 from cairn.state.checkpointing.restore import restore_item
-from cairn.storage.errors import CorruptionError, StorageError, UnsupportedFormatError
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.records.manifest import LeafRecord
-from cairn.storage.runs.run import Run
 from tests.storage.states import abstract, assert_same, floats, mesh, put, state
 
 KIB = 1024

@@ -13,20 +13,22 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 from prometheus_client import REGISTRY
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import (
+    Checkpointer,
+    DedupPolicy,
+    ObjectStore,
+    PolicyError,
+    Run,
+    delete_step,
+    fork_run,
+    open_files,
+    parse_uri,
+    verify_step,
+)
 from cairn.state.checkpointing.restore import restore_item
 from cairn.state.checkpointing.saves import dedup
-from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
 from cairn.storage.arrays.four_bits import packed_shape, packing_axis, unpack
-from cairn.storage.errors import PolicyError
-from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.annotate import note_verified
-from cairn.storage.runs.fork import fork_run
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.trash import delete_step
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
 from tests.storage.arrays.test_fingerprints import cancelling_sign_changes, with_signs_changed
 from tests.storage.states import abstract, assert_same, floats, put
 

@@ -16,7 +16,7 @@ import tensorstore as ts
 from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as ocp
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer, InvalidURIError, Run, UnsupportedFormatError, parse_uri
 from cairn.state.checkpointing.leaf_forms import STORED_DTYPES
 from cairn.state.checkpointing.restore import restore_item
 from cairn.state.checkpointing.saves import host_arrays
@@ -24,9 +24,6 @@ from cairn.state.checkpointing.saves.engine import begin_step
 from cairn.storage.arrays import chunks as chunk_shape
 from cairn.storage.arrays import data_file_writers
 from cairn.storage.arrays.dtypes import dtype_named
-from cairn.storage.errors import InvalidURIError, UnsupportedFormatError
-from cairn.storage.runs.run import Run
-from cairn.storage.store.uri import parse_uri
 from tests.storage.states import abstract, assert_same, floats, mesh, put, raw, raws, state
 
 WIDE = ("int64", "uint64", "float64", "complex128")

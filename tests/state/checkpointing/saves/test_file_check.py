@@ -5,18 +5,21 @@
 
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import (
+    Checkpointer,
+    CorruptionError,
+    ObjectStore,
+    Run,
+    SaveError,
+    open_files,
+    verify_step,
+)
 from cairn.state.checkpointing.restore import restore_item
 from cairn.state.checkpointing.saves import save_job
 from cairn.state.checkpointing.saves.file_check import check_files
 from cairn.storage.arrays.data_files import stored_file
 from cairn.storage.arrays.ocdbt import is_data_file
-from cairn.storage.errors import CorruptionError, SaveError
-from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.records.layout import COMMIT_FILE, INDEX_FILE
-from cairn.storage.runs.run import Run
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.open_files import open_files
 from tests.faults.report import is_long
 from tests.storage.plain_steps import record_of
 from tests.storage.states import abstract, assert_same, state

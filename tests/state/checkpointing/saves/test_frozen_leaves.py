@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from cairn import Checkpointer, Damage, DedupPolicy, Run, SaveError
 from cairn.state.checkpointing import leaf_forms
-from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.device_digests import (
     DeviceShard,
     compile_digests,
@@ -20,12 +20,8 @@ from cairn.state.checkpointing.device_digests import (
 )
 from cairn.state.checkpointing.saves import tree_writer
 from cairn.state.checkpointing.saves.dedup import Dedup
-from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
 from cairn.state.checkpointing.saves.host_arrays import DeferredLeaf, Transfers
-from cairn.storage.errors import SaveError
 from cairn.storage.runs.annotate import note_verified
-from cairn.storage.runs.records.annotations import Damage
-from cairn.storage.runs.run import Run
 from tests.state.checkpointing.saves.arrays import numbers, put_by_program
 from tests.storage.states import assert_same, put
 

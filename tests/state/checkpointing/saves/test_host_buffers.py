@@ -12,12 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer, PolicyError, Run, SaveError
 from cairn.state.checkpointing.restore import restore_item
 from cairn.state.checkpointing.saves import host_buffers, tree_writer
 from cairn.state.checkpointing.saves.host_buffers import HostBuffers, places
-from cairn.storage.errors import PolicyError, SaveError
-from cairn.storage.runs.run import Run
 from tests.storage.states import assert_same, floats, mesh, put, raw
 
 LARGE = (256, 512)

@@ -6,10 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer, DedupPolicy, SaveError, parse_uri
 from cairn.state.checkpointing.modules import TreePlan
 from cairn.state.checkpointing.saves.dedup import Dedup
-from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
 from cairn.state.checkpointing.saves.host_trees import HostTrees
 from cairn.state.checkpointing.saves.preparation import prepare
 from cairn.state.checkpointing.saves.save_options import SaveOptions
@@ -19,8 +18,6 @@ from cairn.storage.arrays.data_file_writers import (
     MAX_REMOTE_FILE_BYTES,
     open_data_file_writer,
 )
-from cairn.storage.errors import SaveError
-from cairn.storage.store.uri import parse_uri
 from tests.storage.pieces import pieces
 
 GIB = 1 << 30

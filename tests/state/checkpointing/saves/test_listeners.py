@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer
 from cairn.state.checkpointing.saves import listeners
 
 TREE = {"w": jnp.zeros(4)}

@@ -5,6 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from cairn import CorruptionError, ObjectStore, SaveError, UnsupportedFormatError
 from cairn.state.checkpointing.saves.process_records import (
     ProcessRecord,
     WrittenShard,
@@ -16,8 +17,6 @@ from cairn.state.checkpointing.saves.process_records import (
 )
 from cairn.storage.arrays.data_files import StoredFile, stored_file
 from cairn.storage.arrays.ocdbt import ValueRef
-from cairn.storage.errors import CorruptionError, SaveError, UnsupportedFormatError
-from cairn.storage.store.objects import ObjectStore
 
 
 def random_part(seed):

@@ -10,10 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.load import load
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
+from cairn import Checkpointer, load, open_files, parse_uri
 from tests.storage.store_checks.conftest import new_process
 
 SECONDS = 0.2

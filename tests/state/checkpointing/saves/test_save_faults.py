@@ -6,13 +6,18 @@ import types
 import gcsfs.retry
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import (
+    Checkpointer,
+    ObjectStore,
+    Run,
+    SaveError,
+    StorageError,
+    StoreFullError,
+    StoreUnavailableError,
+    parse_uri,
+)
 from cairn.state.checkpointing.restore import restore_item
-from cairn.storage.errors import SaveError, StorageError, StoreFullError, StoreUnavailableError
-from cairn.storage.runs.run import Run
 from cairn.storage.store import deadlines, objects
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.uri import parse_uri
 from tests.storage.states import abstract, assert_same, state
 
 UPLOADS = r".*(insert|upload).*"

@@ -7,10 +7,9 @@ from contextvars import copy_context
 import pytest
 from prometheus_client import REGISTRY
 
+from cairn import LeaseHeldError, SaveError, SaveHandle, SaveState, StepExistsError, parse_uri
 from cairn.state.checkpointing.saves import save_metrics
 from cairn.state.checkpointing.saves.save_handle import (
-    SaveHandle,
-    SaveState,
     call_of_save,
     pop_call_time,
     refused_save,
@@ -21,8 +20,6 @@ from cairn.state.checkpointing.saves.save_metrics import (
     record_refusal,
     record_started,
 )
-from cairn.storage.errors import LeaseHeldError, SaveError, StepExistsError
-from cairn.storage.store.uri import parse_uri
 
 RUN = parse_uri("/runs/a run")
 

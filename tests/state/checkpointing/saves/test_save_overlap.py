@@ -8,17 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from cairn import Checkpointer, LeaseHeldError, Run, SaveError, SaveHandle, delete_step
 from cairn.state.checkpointing import checkpointer as checkpointer_module
-from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.restore import restore_item
 from cairn.state.checkpointing.saves import save_job
 from cairn.state.checkpointing.saves.host_trees import HostTrees
-from cairn.state.checkpointing.saves.save_handle import SaveHandle
-from cairn.storage.errors import LeaseHeldError, SaveError
 from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.rollback import last_to_keep
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.trash import delete_step
 from tests.storage.states import abstract, assert_same, state
 
 

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cairn import Checkpointer, Run, StepState
 from cairn.state.checkpointing import exit_guard
-from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.restore import restore_item
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.step_states import StepState
 from tests.programs.interpreter import FINALIZED
 from tests.programs.program import Program
 from tests.storage.states import abstract, assert_same, state

@@ -4,12 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.load import load
+from cairn import Checkpointer, Run, load, verify_step
 from cairn.storage.arrays import data_files
 from cairn.storage.arrays.box_buffers import aligned_empty
-from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.run import Run
 
 
 def ours_and_theirs(shape, dtype):

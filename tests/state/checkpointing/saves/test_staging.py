@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn import Checkpointer, Run, SaveError
 from cairn.state.checkpointing.restore import restore_item
 from cairn.state.checkpointing.saves import (
     host_arrays,
@@ -36,8 +36,6 @@ from cairn.state.checkpointing.saves.staging import (
     plan_waves,
 )
 from cairn.storage.arrays import data_file_writers
-from cairn.storage.errors import SaveError
-from cairn.storage.runs.run import Run
 from tests.programs.program import run
 from tests.state.checkpointing.saves.arrays import numbers, put_by_program
 from tests.storage.states import assert_same, put, raw

@@ -10,11 +10,9 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from cairn.storage.errors import StorageError, StoreFullError
+from cairn import StorageError, StoreFullError, open_files, parse_uri
 from cairn.storage.store.disk import direct_io, direct_writes
 from cairn.storage.store.disk.direct_io import DISK_ALIGNMENT
-from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import parse_uri
 
 MEMORY = 16 * DISK_ALIGNMENT
 SMALL = 2 * DISK_ALIGNMENT

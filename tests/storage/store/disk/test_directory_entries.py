@@ -5,10 +5,8 @@ import shutil
 
 import pytest
 
-from cairn.storage.errors import StoreFullError
+from cairn import ObjectStore, StoreFullError, open_files
 from cairn.storage.store.disk import directory_entries
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.open_files import open_files
 from tests.storage.held_names import HeldNames
 
 

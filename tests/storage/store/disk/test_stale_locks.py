@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
+from cairn import ObjectStore
 from cairn.storage.store import objects
 from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX, remove_stale_lock
-from cairn.storage.store.objects import ObjectStore
 from tests.programs.program import Program
 
 LEFT = b"x" * 300
