@@ -71,8 +71,8 @@ def product_of(layer: Any, ndim: int | None = None) -> Product | None:
         ndim: number of dimensions of the inputs; None: the fewest that the layer accepts.
 
     Returns:
-        None if the layer is no `nnx.Linear`, `nnx.LinearGeneral` or `nnx.Einsum`, or if adapters
-        can't follow its einsum: a letter is repeated, or no letter is summed over.
+        None if the layer is no `nnx.Linear`, `nnx.LinearGeneral` or `nnx.Einsum`, or if its einsum
+        is more than a product of inputs and kernel, such as one with a repeated letter.
     """
     if isinstance(layer, nnx.Linear):
         free = string.ascii_uppercase[: (1 if ndim is None else ndim) - 1]

@@ -230,8 +230,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
     def all_steps(self, read: bool = False) -> Sequence[int]:
         """Return the numbers of all steps, lowest first; a step that is being saved is included.
 
-        Steps that will be deleted once that save is durable are left out. If the save fails, they
-        are listed again.
+        Steps that will be deleted once that save is durable are left out. Those that are not
+        deleted in the end, such as after a failed save, are listed again.
 
         Args:
             read: read the steps from the store again, as `reload` does.
@@ -376,8 +376,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         Raises:
             StepExistsError: with `force`: this step exists (an Orbax `StepAlreadyExistsError` too),
                 or a later one does.
-            UnsupportedFormatError: an item is of an unsupported kind, the manager has no item of
-                that name, or metadata is not JSON.
+            UnsupportedFormatError: an item has an unsupported kind or a name that the manager does
+                not have, or a value that must be JSON is not.
             SaveError: the previous save failed, and no call of this thread has raised that yet;
                 this save did not start.
             StorageError: as `Checkpointer.save`.
@@ -661,8 +661,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
                 manager was not made with `damaged="skip"`, or no step is sound.
             StepNotFoundError: the step does not exist, or the run has no steps (this is a
                 `FileNotFoundError` too).
-            TreeMismatchError: leaves are missing or unexpected, or have another shape; all are
-                listed.
+            TreeMismatchError: leaves are missing or unexpected, or their shape, dtype or sharding
+                does not fit; all are listed.
             IteratorMismatchError: an iterator can't take the position that the step has.
             UnsupportedFormatError: a run does not support the arguments, or the processes call this
                 with different steps or items.

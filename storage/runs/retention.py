@@ -723,7 +723,7 @@ class _Pass:
         return left[:_STEPS_AT_ONCE]
 
     def delete(self, batch: Sequence[StepInfo]) -> None:
-        """Delete those steps of a batch that are neither in use, nor damaged, nor kept by now.
+        """Delete a batch of steps, except those in use, damaged, or kept by a new judgement.
 
         The intent to delete each step is written before the uses are read, the tombstone after.
         """
