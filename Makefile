@@ -105,7 +105,7 @@ proofs: $(DEV_STAMP) $(LLAMA_CPP)/.built  ## build and run the images, the noteb
 	TMPDIR=$${TMPDIR:-/tmp} $(BIN)/python -m pytest -n 2 --dist loadfile -q --timeout 900 $(PROOFS)
 	$(BIN)/python -m tests.peers $(ORBAX)
 
-peers: $(DEV_STAMP)  ## run Orbax's own tests of its manager and its handlers against ours (ORBAX=/path/to/its/checkout; some 10 minutes)
+peers: $(DEV_STAMP)  ## run Orbax's own tests of its manager and its handlers against ours, and import what they leave (ORBAX=/path/to/its/checkout; some 15 minutes)
 	$(BIN)/python -m tests.peers $(ORBAX)
 
 matrix:  ## run the tests of saving with oldest, pinned and newest versions (LEGS=oldest for one)

@@ -147,7 +147,7 @@ def main(checkout: str, folder: Path) -> int:
     unlike = [line for line in different if reason("", line, REFUSED) is None]
     if unlike:
         print("\nfolders that differ:", *unlike, sep="\n  ")
-    figures["documented"] = len(different) - len(unlike)
+    figures |= {"documented": len(different) - len(unlike), "differ": len(unlike)}
     print("\nfolders:", ", ".join(f"{count} {group}" for group, count in figures.items()))
     return len(groups["differs"]) + len(unlike)
 

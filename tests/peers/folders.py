@@ -51,7 +51,8 @@ def read_by_orbax(folder: Path) -> Checkpoint:
     trees: dict[str | None, Any] = {}
     texts: dict[str | None, Any] = {}
     described: dict[str | None, Any] = {}
-    for path in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
+    inside = sorted(path for path in folder.iterdir() if path.is_dir())
+    for path in (folder, *(path for path in inside if _TEMPORARY not in path.name)):
         name = None if path == folder else path.name
         if (path / _TREE).is_file():
             try:
@@ -59,7 +60,7 @@ def read_by_orbax(folder: Path) -> Checkpoint:
                 described[name] = ocp.PyTreeCheckpointHandler().metadata(path).custom_metadata
             except Exception as error:
                 trees[name] = error
-        elif (path / _JSON).is_file():
+        elif path != folder and (path / _JSON).is_file():  # beside it: what is kept of a root
             try:
                 texts[name] = json.loads((path / _JSON).read_text())
             except ValueError as error:
@@ -143,7 +144,7 @@ def main(root: Path, seconds: float) -> None:
             if isinstance(item, Exception)
         ]
         if unread or not (checkpoint.trees or checkpoint.json):
-            counts["Orbax reads nothing"] += 1
+            counts["no item that Orbax reads"] += 1
             continue
         with tempfile.TemporaryDirectory() as temporary:
             try:
@@ -152,8 +153,9 @@ def main(root: Path, seconds: float) -> None:
                 outcome = f"refused: {error}"
             except Exception as error:
                 outcome = f"{type(error).__name__}: {error}"
-        counts["alike" if outcome == "alike" else outcome.partition(":")[0]] += 1
-        if outcome != "alike":
+        if outcome == "alike":
+            counts["alike"] += 1
+        else:
             different.append(f"{folder.relative_to(root)}: {outcome}")
     print(json.dumps({"counts": counts, "different": different}))
 
