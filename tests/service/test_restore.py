@@ -168,8 +168,11 @@ def test_rollback_names_the_aliases_it_strands(http):
     body = {"alias": "production"}
     assert http.post(promote, json=body, headers={"If-None-Match": "*"}).status_code < 300
     refused = http.post(RESTORE, json=ROLLBACK | {"strand": ["other"]}, headers=ANY)
-    check_problem(refused, 409)
-    assert refused.json()["aliases"] == ["production"]
+    problem = check_problem(refused, 409)
+    assert problem["type"] == "urn:cairn:problem:aliases-stranded"
+    assert "llama: expected no alias of a step after 1" in problem["detail"]
+    assert "found production (step 3). Promote another step first." in problem["detail"]
+    assert problem["aliases"] == ["production"]
     operation = done(http, RESTORE, ROLLBACK | {"strand": ["production"]}, ANY)
     assert operation["result"]["aliases_superseded"] == ["production"]
 

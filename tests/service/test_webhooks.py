@@ -20,6 +20,7 @@ from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.jobs import Hold, save_llama, serving, watch
 from tests.service.receivers import receiving
 from tests.service.stores import add_steps, make_run
+from tests.service.test_errors import check_problem
 
 CREATE = {"If-None-Match": "*"}
 LOOPBACK = {"webhook_networks": "127.0.0.0/8"}
@@ -173,6 +174,25 @@ def test_a_deleted_webhook_is_told_no_more(served):
         assert served.delete(f"/v1/webhooks/{webhook}").status_code == 204
         assert served.get("/v1/webhooks").json() == {"webhooks": []}
         assert served.delete(f"/v1/webhooks/{webhook}").status_code == 404
+
+
+def test_unknown_webhook_and_delivery_are_named_with_the_command_that_lists_them(served):
+    webhook, _ = subscribe(served, "https://ci.example.com/cairn")
+    unknown = "/v1/webhooks/" + "a" * 12
+    for method, path in (
+        ("DELETE", unknown),
+        ("POST", f"{unknown}:test"),
+        ("GET", f"{unknown}/deliveries"),
+        ("POST", f"{unknown}/deliveries/7:redeliver"),
+    ):
+        refused = check_problem(served.request(method, path), 404)
+        assert refused["type"] == "urn:cairn:problem:webhook-not-found"
+        assert f"webhook '{'a' * 12}'" in refused["detail"]
+        assert "`cairn webhooks list`" in refused["detail"]
+    refused = check_problem(served.post(f"/v1/webhooks/{webhook}/deliveries/7:redeliver"), 404)
+    assert refused["type"] == "urn:cairn:problem:delivery-not-found"
+    assert f"delivery 7 of webhook '{webhook}': expected one, found none" in refused["detail"]
+    assert f"`cairn webhooks deliveries {webhook}`" in refused["detail"]
 
 
 def test_the_secret_is_told_once(served):
