@@ -12,10 +12,12 @@ from cairn import (
     FencedError,
     Lease,
     LeaseHeldError,
+    PreconditionFailedError,
     RunInfo,
     StoreUnavailableError,
     UnsupportedFormatError,
 )
+from cairn.storage.runs import lease
 from cairn.storage.runs.lease import (
     CLOCK_MARGIN_SECONDS,
     begin_attempt,
@@ -225,6 +227,27 @@ def test_a_replaced_writer_is_fenced_off(objects, clock):
         with pytest.raises(FencedError, match=r"this writer was replaced.*attempt 2"):
             action()
     assert read_lease(objects).writer == "second"
+
+
+def test_a_lease_that_others_change_each_time_is_given_up_and_said_to_be_contended(
+    objects, clock, monkeypatch
+):
+    begun = begin_attempt(objects, writer="w", base_step=-1, clock=clock)
+    tries = []
+
+    def beaten(*args, **options):
+        tries.append(args)
+        raise PreconditionFailedError("changed by someone else")
+
+    monkeypatch.setattr(lease, "write_record", beaten)
+    for action in (
+        lambda: begin_attempt(objects, writer="w", base_step=-1, clock=clock),
+        lambda: renew(objects, begun, clock=clock),
+    ):
+        with pytest.raises(LeaseHeldError, match=r"the lease is contended.*one writer id"):
+            action()
+    assert len(tries) == 2 * lease._CAS_TRIES
+    assert [one.number for one in list_attempts(objects)] == [1]
 
 
 def test_a_fenced_writer_does_not_make_a_lease_again(objects, clock):

@@ -4,13 +4,15 @@ from cairn import (
     FencedError,
     Manifest,
     NotFoundError,
+    PreconditionFailedError,
     SaveError,
     StoreUnavailableError,
     Writer,
     parse_uri,
 )
 from cairn.storage.runs import lease
-from cairn.storage.runs.records.layout import annotation_file
+from cairn.storage.runs.records.layout import annotation_file, manifest_file
+from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.writer import sync_folder
 from tests.storage.stored_runs import PLAIN, begin
 
@@ -50,6 +52,16 @@ def test_a_claim_is_good_for_one_step(run, writer):
     writer.publish(manifest(12, attempt))
     with pytest.raises(SaveError, match="not claimed"):
         writer.publish(manifest(13, attempt))
+
+
+def test_a_manifest_that_is_there_is_never_written_over(run, writer):
+    attempt = writer.claim(12)
+    other = manifest(12, attempt).model_copy(update={"writer": "another"})
+    put_record(run.objects, manifest_file(12, attempt), other)
+    stored = run.objects.read(manifest_file(12, attempt))
+    with pytest.raises(PreconditionFailedError):
+        writer.publish(manifest(12, attempt))
+    assert run.objects.read(manifest_file(12, attempt)) == stored
 
 
 def test_a_claim_that_was_given_up_publishes_nothing(run, writer):
