@@ -76,6 +76,12 @@ def test_batch_size_and_max_length_of_init_operations_cache_are_its_shape(model)
         model.init_operations_cache(batch_size=0, max_length=7)
 
 
+def test_dtype_of_init_operations_cache_is_that_of_keys_and_values(model):
+    for dtype, stored in ((None, model.dtype), (jnp.bfloat16, jnp.bfloat16)):
+        cache = model.init_operations_cache(batch_size=1, max_length=2, dtype=dtype)
+        assert (cache.keys.dtype, cache.values.dtype) == (stored, stored)
+
+
 def test_starts_mark_left_padding_in_the_cache(model):
     padded = np.concatenate([np.full((1, 2), 9, np.int32), IDS[:1]], axis=1)
     cache = model.init_operations_cache(batch_size=1, max_length=16, starts=jnp.array([2]))

@@ -72,6 +72,17 @@ def gradients(model):
     return jax.jit(jax.grad(loss))(own)
 
 
+def test_rngs_decide_the_first_values_of_adapters():
+    first, same, other = (
+        adapters(my_model().apply_lora_to_layers(4, rngs=nnx.Rngs(seed))) for seed in (1, 1, 2)
+    )
+    drawn = [path for path in first if path.endswith("_a")]
+    assert drawn
+    for path in drawn:
+        np.testing.assert_array_equal(first[path].leaf, same[path].leaf)
+        assert not np.array_equal(first[path].leaf, other[path].leaf)
+
+
 @pytest.mark.parametrize("make", [my_model, decoder])
 def test_new_adapters_change_nothing_but_what_is_trained(make):
     model = make()
