@@ -256,7 +256,7 @@ def _enough_threads(count: int) -> Callable[[int], None]:
         count: Current number of roots.
 
     Returns:
-        A function for any thread that takes a new number of roots.
+        A function that sizes the pool for a new number of roots; any thread may call it.
     """
     limiter, loop = current_default_thread_limiter(), asyncio.get_running_loop()
     others = limiter.total_tokens

@@ -33,18 +33,21 @@ from cairn.service.errors import TooManyRequestsError, UnauthenticatedError
 logger = logging.getLogger(__name__)
 
 NOTE_EVERY: Final = timedelta(minutes=1)
-"""Precision of a key's recorded last use."""
+"""Shortest time between two updates of a key's recorded last use."""
 
 VERIFIED_AT_ONCE: Final = 8
-"""Tokens that are verified with the issuer at the same time."""
+"""Largest number of tokens that are verified with the issuer at the same time."""
 
 FAILURES_AT_ONCE: Final = 20
 FAILURES_PER_SECOND: Final = 1.0
-"""Rate of failed authentications per address. Beyond it, the answer is 429 instead of 401."""
+"""Failed authentications per second that an address may have. Beyond it, the answer is 429."""
 
 SIGN_INS_AT_ONCE: Final = 20
 SIGN_INS_PER_SECOND: Final = 1.0
-"""Rate of sign-ins per key. Each one writes a row, and the guard does not count this request."""
+"""Sign-ins per second that a key may have.
+
+Each sign-in writes a row, and the guard's own rate limit does not count sign-in requests.
+"""
 
 
 class Authenticator:
@@ -52,8 +55,8 @@ class Authenticator:
 
     Args:
         catalog: Catalog that has the keys.
-        identify: Returns the caller that a token vouches for, and may wait for the issuer; None: no
-            issuer is trusted.
+        identify: Function that returns the caller of an issuer's token. It may block while it asks
+            the issuer. None: no issuer is trusted.
     """
 
     def __init__(self, catalog: Catalog, identify: Callable[[str], Caller] | None = None) -> None:
@@ -131,7 +134,7 @@ class Authenticator:
         self._sessions.forget(digest_of(secret))
 
     async def note_use(self, key: str) -> None:
-        """Record that a key was used, at most once a minute; log a failure, and do not raise it."""
+        """Record that a key was used, at most once a minute; a failure is logged and not raised."""
         now = datetime.now(UTC)
         try:
             row = await self._keys.get(key)
@@ -145,10 +148,10 @@ class Authenticator:
 
     @asynccontextmanager
     async def _failing(self, peer: str, *, is_known: bool) -> AsyncIterator[None]:
-        """Count failures, and check an address that failed too often one request at a time.
+        """Count the failed authentications of an address; serialize its requests if there are many.
 
-        Its requests are still checked: other clients may share the address, behind a proxy or a
-        router, and must not be locked out.
+        An address with many failures is not refused: other clients may share it, behind a proxy or
+        a router, and must not be locked out.
         """
         wait = 0.0 if is_known else self._failures.wait(peer)
         try:

@@ -24,11 +24,14 @@ SIGN_IN: Final = "/sign-in"
 CSRF_HEADER: Final = "x-csrf-token"
 MAX_TOKEN_LENGTH: Final = 8192
 UNDER_WAY: Final = 100
-"""Requests of one caller at a time. Event streams and downloads last, and hold memory meanwhile."""
+"""Largest number of requests of one caller at a time.
+
+Event streams and downloads stay open for long, and use memory all the while.
+"""
 _STATIC: Final = "/static/"
 _ALWAYS_OPEN: Final = frozenset({"/healthz", SIGN_IN})
 _OPEN: Final = frozenset({"/readyz"})
-"""Paths that anybody may request; known callers get a fuller answer."""
+"""Paths that anybody may request; authenticated callers get a longer answer."""
 
 
 class KeysGuard:

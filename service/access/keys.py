@@ -22,7 +22,7 @@ _ID_LENGTH: Final = 12
 _SECRET_BYTES: Final = 32
 _KEY: Final = re.compile(r"ck_([a-z2-7]{12})_[A-Za-z0-9_-]{43}")
 _TABLE: Final = ("", "keys")
-"""Lock under which keys are written."""
+"""Root and run of the lock under which keys are written; see `Catalog.write`."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from cairn.service.http.problems import answer
 from cairn.service.settings import is_loopback
 
 LOOPBACK: Final = Caller("loopback", Scope.ADMIN)
-"""Any client on this machine."""
+"""Caller of every request: any client on this machine."""
 
 
 class LoopbackGuard:

@@ -104,7 +104,7 @@ class Issuer:
                     "enforce_minimum_key_length": True,
                 },
             )
-        # Deep nesting and numbers that no clock has raise errors that are not PyJWT's own.
+        # PyJWT does not wrap the errors of deep nesting and of times that are out of range.
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as exc:
             raise _refused(str(exc) or type(exc).__name__) from exc
         return self._granted(claims)
@@ -142,7 +142,15 @@ class Issuer:
         )
 
     def _key(self, header: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-        """Return the key and the algorithm that a token's header names."""
+        """Return the issuer's key that signed a token, and the signature's algorithm.
+
+        Args:
+            header: Header of the token, not verified yet.
+
+        Raises:
+            UnauthenticatedError: The algorithm is not accepted, or not exactly one key fits.
+            NotReadyError: The issuer's keys are needed, and the issuer does not answer.
+        """
         kid, algorithm = header.get("kid"), header.get("alg")
         if not isinstance(algorithm, str) or not any(
             algorithm in algorithms for algorithms in _ALGORITHMS.values()
@@ -163,11 +171,17 @@ class Issuer:
         return fitting[0], algorithm
 
     def _current(self, *, anew: bool = False) -> list[dict[str, Any]]:
-        """Return the issuer's keys; fetch old ones anew, but at most every `RETRY_SECONDS`."""
+        """Return the issuer's keys, from memory or from the issuer.
+
+        The issuer is asked if the keys are old or `anew` is true, at most every `RETRY_SECONDS`.
+
+        Raises:
+            NotReadyError: The issuer has not answered for `KEPT_SECONDS`.
+        """
         now = self._clock()
         usable = now - self._fetched < KEPT_SECONDS
         fresh = now - self._fetched < FRESH_SECONDS and not anew
-        # While there are usable keys, a thread does not wait for another thread's request.
+        # A thread that still has usable keys does not wait for another thread's request.
         if not fresh and self._lock.acquire(blocking=not usable):
             try:
                 self._ask()

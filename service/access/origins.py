@@ -25,9 +25,9 @@ def require_own_page(scope: Connection) -> None:
 
 
 def is_local(scope: Connection) -> bool:
-    """Return whether a browser on this machine uses a name of this machine: no network in between.
+    """Return whether a request comes from this machine and names a loopback address as its host.
 
-    A proxy on this machine is requested by another name, so its clients are not local.
+    Clients behind a proxy on this machine are not local: the proxy is requested by another name.
     """
     client = scope.get("client")
     host = Headers(scope=scope).get("host", "")
@@ -35,7 +35,7 @@ def is_local(scope: Connection) -> bool:
 
 
 def host_name(url: str) -> tuple[str, str]:
-    """Return the host name of a URL, and host name with port; both are empty if it has none."""
+    """Return a URL's host name, without and with the port; both are empty if it has none."""
     try:
         split = urlsplit(url)
         return split.hostname or "", split.netloc.lower()

@@ -29,7 +29,7 @@ class Allowed(Permission):
 
     @property
     def described(self) -> dict[str, Any]:
-        """Scope and reach of the permission; see `Permission`."""
+        """Scope and reach of the permission, for the OpenAPI document; see `Permission`."""
         return {"scope": self.scope.value, "all_roots": self.everywhere}
 
     async def __call__(self, request: Request) -> Caller:
@@ -37,7 +37,7 @@ class Allowed(Permission):
 
         Raises:
             ForbiddenError: The caller lacks the permission.
-            UnauthenticatedError: The request has no known caller.
+            UnauthenticatedError: The guard has not identified a caller.
         """
         identity = cast(Caller | None, request.state.caller)  # set by the guard, before any route
         if identity is None:

@@ -26,13 +26,13 @@ class RateLimiter:
         self._used: dict[str, tuple[float, float]] = {}  # missing tokens, and the time
 
     def wait(self, name: str) -> float:
-        """Return the seconds until this name may go on; 0: now."""
+        """Return the seconds until a name may take its next token; 0: it may now."""
         if self._per_second == 0:
             return 0.0
         return max(0.0, (self._missing(name) + 1 - self._at_once) / self._per_second)
 
     def take(self, name: str) -> None:
-        """Take a token."""
+        """Take a token from the bucket of a name, even if the bucket is empty."""
         if self._per_second == 0:
             return
         if len(self._used) >= MAX_NAMES and name not in self._used:

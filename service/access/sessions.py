@@ -47,7 +47,7 @@ def find_session(catalog: Catalog, digest: str) -> tuple[SessionRow, KeyRow] | N
 
 
 def end_session(catalog: Catalog, secret: str) -> None:
-    """End a session."""
+    """End the session whose cookie has this secret, if there is one."""
     with catalog.write() as session:
         session.execute(delete(SessionRow).where(SessionRow.digest == digest_of(secret)))
 

@@ -18,7 +18,7 @@ MAX_ANSWERS: Final = 10_000
 
 
 class TTLCache(Generic[T]):
-    """Cache of a function that waits for a database.
+    """Cache of the results of a function that waits for a database.
 
     Args:
         lookup: Function that runs in a thread; it returns None for an unknown name.
@@ -33,7 +33,10 @@ class TTLCache(Generic[T]):
         self._answers: dict[str, tuple[float, asyncio.Task[T | None]]] = {}
 
     async def get(self, name: str) -> T | None:
-        """Return the answer for a name, at most `TTL_SECONDS` old."""
+        """Return the answer for a name, at most `TTL_SECONDS` old; None: the name is unknown.
+
+        An error of the look-up is raised, and not cached.
+        """
         since, answer = self._answers.get(name, (float("-inf"), None))
         if answer is None or self._clock() - since >= TTL_SECONDS:
             if len(self._answers) >= MAX_ANSWERS:
@@ -41,7 +44,7 @@ class TTLCache(Generic[T]):
             answer = asyncio.create_task(run_in_threadpool(self._lookup, name))
             self._answers[name] = self._clock(), answer
         try:
-            return await asyncio.shield(answer)  # a cancelled caller must not cancel it for others
+            return await asyncio.shield(answer)  # a cancelled caller must not cancel it for all
         except BaseException:
             self.forget(name)
             raise

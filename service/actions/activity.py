@@ -48,7 +48,7 @@ class Activity:
 
 
 def run_activity(plane: ControlPlane, runs: Sequence[Run]) -> list[Activity]:
-    """Return the activity of some runs, from the catalog alone."""
+    """Return the activity of each of some runs, in their order, from the catalog alone."""
     with plane.catalog.query() as connection:
         recent = [queries.recent_steps(connection, run.root, run.name, RECENT) for run in runs]
         named = run_health.aliases(connection, {(run.root, run.name) for run in runs})

@@ -1,6 +1,6 @@
 """Import of the checkpoints in a folder of plain Orbax, as steps of a run.
 
-The folder must be in the run's root, or where an administrator lets that root adopt from.
+The folder must be in the run's root, or in a folder that an administrator allows for that root.
 """
 
 from typing import Final
@@ -35,7 +35,8 @@ def adopt_folder(
         UnknownRootError: There is no such root.
         InvalidURIError: The run's name or the folder's is invalid, or the folder is a run.
         InvalidRequestError: The model is unknown.
-        SourceRefusedError: The folder is neither in the root nor where it may adopt from.
+        SourceRefusedError: The folder is neither in the root nor in a folder that is allowed for
+            it.
         NotFoundError, NotACheckpointError: The folder has no checkpoint of Orbax.
         AlreadyAdoptedError: Another run has imported the folder.
         RunExistsError: A run of that name exists, and has not imported the folder.

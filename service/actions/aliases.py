@@ -179,11 +179,13 @@ def alias_history(plane: ControlPlane, root: str, run: str, alias: str) -> Alias
 def _refresh_unseen_move(
     plane: ControlPlane, root: str, run: str, alias: str, expect: int | None
 ) -> AliasEvent | None:
-    """Refresh the run if the catalog has not seen the alias's last move.
+    """Refresh the run if the catalog has not seen the alias's last move; return a lost record.
 
-    This must come before the new move, which hides the last one.
-    Returns the last event of the alias that the store has lost, so that the new move continues from
-    it; None: nothing is lost.
+    Call this before a new move, which would hide the last one.
+
+    Returns:
+        The last event of the alias that this catalog has seen and the store has lost: the new move
+        continues from its sequence number. None: the store has lost nothing.
     """
     with plane.catalog.query() as connection:
         seen, lost = rows.alias_seen(connection, root, run, alias)
@@ -210,7 +212,7 @@ def _body(alias: StoredAlias, *, audited: bool | None = None) -> Alias:
 
 @contextmanager
 def _alias_moved_error() -> Iterator[None]:
-    """Convert a lost compare-and-swap to a problem with the alias as it is now."""
+    """Convert a lost compare-and-swap to an `AliasMovedError` that has the current alias."""
     try:
         yield
     except PreconditionFailedError as exc:

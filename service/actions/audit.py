@@ -1,6 +1,6 @@
 """Audit trail: entries of changes, begun before each change and completed after it.
 
-Entries cover all roots, so callers of some roots may not list them.
+Entries concern all roots, so callers that are limited to some roots may not list them.
 """
 
 from collections.abc import Iterator

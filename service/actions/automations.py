@@ -86,10 +86,13 @@ def follow_moves(plane: ControlPlane) -> int:
 
 
 def _start_for_moves(plane: ControlPlane, automation: Automation, position: int) -> int:
-    """Act on the moves after a position. A silent root delays only its own moves.
+    """Start the operations for the moves after a position, and return their number.
 
-    Moves in other roots are acted on meanwhile. When the root answers again, the position passes
-    them once more, and idempotency keys prevent a second start.
+    If a root's store does not answer, moves in other roots go on, but the stored position stays.
+    Later calls read the same moves again; idempotency keys prevent that an operation starts twice.
+
+    Raises:
+        StoreUnavailableError, NotReadyError: An operation could not be started now.
     """
     started, read = 0, position
     silent: dict[str, StoreUnavailableError | NotReadyError] = {}
@@ -121,9 +124,10 @@ def _start_for_move(
     move: EventColumns,
     silent: dict[str, StoreUnavailableError | NotReadyError],
 ) -> tuple[str | None, str | None]:
-    """Start the operation for a move; return its id, or why there is none.
+    """Start the operation for a move; return its id, or the reason why none was started.
 
-    If the root is silent, it is added to `silent`.
+    Both are None if the move needs no operation, or if the start must be tried again later. In the
+    latter case the move's root and the error are added to `silent`.
     """
     is_for_alias = automation.is_for_alias(move.root, move.run, str(move.detail.get("alias")))
     if not is_for_alias or move.root not in plane.roots or move.root in silent:
@@ -148,7 +152,7 @@ def _start(plane: ControlPlane, automation: Automation, move: EventColumns) -> O
     """
     by = Caller(name=f"automation:{automation.name}", scope=Scope.OPERATE)
     detail = move.detail
-    # `sequence` and `moved` tell this move of the alias from every other.
+    # `sequence` and `moved` distinguish this move from all other moves of the alias.
     parts = [str(detail.get(name)) for name in ("alias", "sequence", "step", "moved")]
     key = "/".join([move.run, *parts])
     place = (move.root, move.run, int(detail["step"]))

@@ -35,7 +35,7 @@ RECLAIMABLE: Final = 20_000
 
 _LEAF_BYTES: Final = 1500  # memory of a cached leaf
 
-_DIFF: Final = 16  # leaves that an empty diff counts as
+_DIFF: Final = 16  # size of an empty diff, in leaves
 
 Entry = TypeVar("Entry")
 
@@ -99,7 +99,7 @@ class LeafSummary(NamedTuple):
     """Compact form of a leaf, without its name.
 
     Attributes:
-        form: Shared by all leaves with equal properties.
+        form: Object that all leaves with equal properties share.
         digest: Digest of its elements.
     """
 
@@ -108,7 +108,12 @@ class LeafSummary(NamedTuple):
 
     @classmethod
     def of(cls, leaf: LeafRecord, forms: dict[LeafForm, LeafForm] | None = None) -> "LeafSummary":
-        """Convert a leaf; `forms` has the shared forms of the leaves before."""
+        """Convert a leaf.
+
+        Args:
+            leaf: The leaf.
+            forms: Forms that other leaves of the step use already; a new one is added.
+        """
         form = LeafForm(leaf.shape, leaf.dtype, leaf.spec, leaf.nbytes)
         return cls(form if forms is None else forms.setdefault(form, form), leaf.digest)
 
@@ -207,12 +212,16 @@ class StepCache:
     """LRU cache of opened steps. Safe for use by many threads.
 
     Attributes:
-        changes: Cached differences of two steps, by their digests; of two large ones only one is
-            cached.
+        changes: Cached differences between two steps, by the folders and manifest digests of both.
     """
 
     def __init__(self, leaves: int = LEAVES, differences: int = DIFFERENCES) -> None:
-        """Limit the cached leaves, and differing leaves; a larger step is cached alone."""
+        """Create an empty cache.
+
+        Args:
+            leaves: Largest number of leaves of the cached steps; a step with more is cached alone.
+            differences: Largest number of differing leaves in `changes`.
+        """
         self._max_leaves = leaves
         self.changes: LRUCache[StepChanges] = LRUCache(differences, lambda changes: changes.size)
         self._steps: OrderedDict[_Key, OpenStep] = OrderedDict()

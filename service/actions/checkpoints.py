@@ -41,16 +41,18 @@ def list_checkpoints(
     limit: int,
     refresh: bool,
 ) -> tuple[list[Checkpoint], Key]:
-    """Return a run's next checkpoints, highest first, and the key of the next page, or ().
+    """Return a run's next checkpoints, and the key of the next page; (): it is the last page.
+
+    Without an order in `search`, the highest step comes first.
 
     Args:
         plane: The control plane.
         root: Name of the run's root.
         run: Name of the run.
         search: Filter and order of the checkpoints.
-        state: States to return, in addition to the filter.
-        after: Sort key of the last checkpoint that the client has; without an order its step and
-            attempt.
+        state: States of the checkpoints to return; each must also pass the filter.
+        after: Sort key of the last checkpoint that the client has; if `search` has no order, this
+            is its step and attempt. (): start with the first.
         limit: Largest number of checkpoints.
         refresh: Refresh the run first.
 
@@ -217,7 +219,10 @@ def delete_checkpoint(
 def undelete_checkpoint(
     plane: ControlPlane, caller: Caller, root: str, run: str, step: int, attempt: int | None
 ) -> Checkpoint:
-    """Undelete a step, or keep a step listed whose tombstone the store has lost.
+    """Undelete a step.
+
+    If the store has lost the tombstone, the step is listed already. Then it is recorded that the
+    step was undeleted, and the loss is no longer reported.
 
     Args:
         plane: The control plane.
@@ -248,7 +253,7 @@ def undelete_checkpoint(
 
 
 def require_attempt(run: Run, listed: StepInfo, attempt: int | None) -> None:
-    """Raise unless `attempt` saved a listed step; None: any attempt may have.
+    """Raise unless a listed step was saved by `attempt`; with None, any attempt is accepted.
 
     Raises:
         StepChangedError: Another attempt saved it.
@@ -265,7 +270,11 @@ def require_attempt(run: Run, listed: StepInfo, attempt: int | None) -> None:
 
 
 def _from_store(row: RunColumns, run: Run, step: int, attempt: int | None) -> Checkpoint:
-    """Return a step that the catalog leaves out because its manifest is unreadable."""
+    """Return a step that the catalog leaves out because its manifest is unreadable.
+
+    Raises:
+        StorageError: `attempt` is None, and the listed step is unreadable.
+    """
     if attempt is None:
         return _body(row, run, run.step(step))  # raises, unless the step was published just now
     deletions = read_deletions(run, [(step, attempt)])

@@ -36,7 +36,7 @@ MAX_COMPARED_BYTES: Final = 4 << 30
 
 @dataclass(frozen=True)
 class DiffSide:
-    """DiffSide of a comparison of two steps.
+    """One side of a comparison of two steps.
 
     Attributes:
         name: Name of the step.
@@ -102,7 +102,7 @@ class DiffSelection:
         item: Only leaves of this item; None: of all.
         prefix: Only leaves whose path begins with this text.
         values: Compare values too.
-        after: Number of these differences that the client has.
+        after: Number of selected differences to skip, since the client has them already.
         limit: Largest number of differences; None: all.
         most_bytes: Largest number of bytes of chunks to read; None: no limit.
     """
@@ -148,7 +148,10 @@ _CHANGES: Final = tuple(name for name in LeafCounts.model_fields if name != "equ
 
 
 def _changes(this: DiffSide, other: DiffSide) -> StepChanges:
-    """Return the differing leaves, without reading either step if the result is known."""
+    """Return the differing leaves.
+
+    Neither step is read if both have the same leaves digest, or if their difference is cached.
+    """
     indexes = this.manifest.index, other.manifest.index
     digests = {index and index.leaves_digest for index in indexes}
     if len(digests) == 1 and indexes[0] is not None and None not in digests:

@@ -9,12 +9,12 @@ from cairn.service.catalog import run_health
 from cairn.service.schemas import OperationKind, OperationState, Run
 
 _WHOLE: Final = None
-"""Stands in place of a step for the whole run."""
+"""Used in place of a step number for failures that concern the whole run."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Failed job that no later job of its kind has made good.
+    """Failed job that no later job of its kind has corrected.
 
     Attributes:
         kind: Kind of the job, see `OperationKind`.
@@ -28,9 +28,9 @@ class Failure:
 
 
 def run_failures(plane: ControlPlane, runs: Sequence[Run]) -> list[tuple[Failure, ...]]:
-    """Return the failures of some runs, newest first, from the catalog alone.
+    """Return the failures of each of some runs, newest first, from the catalog alone.
 
-    Ends of jobs are known only as long as events are kept.
+    Failures are read from events, so those older than the kept events are missing.
     """
     with plane.catalog.query() as connection:
         ends = [run_health.job_ends(connection, run.root, run.name) for run in runs]
@@ -38,10 +38,14 @@ def run_failures(plane: ControlPlane, runs: Sequence[Run]) -> list[tuple[Failure
 
 
 def failures_of(ends: Iterable[Mapping[str, Any]]) -> tuple[Failure, ...]:
-    """Return the failures among a run's ended jobs, newest first as in the events; pure.
+    """Return the failures among a run's ended jobs, newest first; pure.
 
-    For each kind only the last end counts; for verifications the last one of each step. A later
-    verification of the step, or of the run, makes a failed one good. Cancelled jobs are ignored.
+    Only the last end of each kind of job counts; for verifications, the last end for each step. A
+    verification of the whole run replaces the earlier ones of its steps. Cancelled jobs are
+    ignored.
+
+    Args:
+        ends: Details of the events of ended jobs, newest first.
     """
     failures: list[Failure] = []
     settled: set[tuple[str, object]] = set()

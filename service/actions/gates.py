@@ -24,7 +24,7 @@ WEBHOOK_SECONDS: Final = 10.0
 """Time limit for the whole answer of a gate's webhook."""
 
 WEBHOOK_BYTES: Final = 64 << 10
-"""Size limit of its answer."""
+"""Largest size of a webhook's answer, in bytes."""
 
 CONVERT: Final = "convert"
 
@@ -71,7 +71,9 @@ class Candidate:
 
 
 def require_gates(gates: Sequence[Gate], candidate: Candidate) -> None:
-    """Raise unless a step passes; webhooks are called only if it passes everything else.
+    """Raise unless a step passes all gates.
+
+    Webhooks are called only if the step passes the other conditions.
 
     Raises:
         GateRefusedError: The step does not pass; the error has every reason.

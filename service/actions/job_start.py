@@ -30,8 +30,8 @@ class JobStart:
         root: Name of the root that the job is about.
         kind: Kind of the job.
         action: Action in the audit trail.
-        idempotency_key: An equal key of this caller, in this root, returns the same operation, for
-            good.
+        idempotency_key: Idempotency key of the request, or None. If this caller repeats the key in
+            this root, however late, the first request's operation is returned.
         briefly: Short values for the audit trail, in place of fields that are too large for it.
     """
 
@@ -64,13 +64,13 @@ class JobStart:
             return None
         earlier = {name: operation.request.get(name) for name in fields}
         if (operation.kind, earlier) != (self.kind, dict(fields)):
-            return None  # `make` raises the error
+            return None  # `submit` raises the error
         with self._audited(operation.request) as entry:
             entry.complete(operation=operation.id)
         return operation
 
     def is_key_used(self) -> bool:
-        """Return whether an operation has the key; then `make` returns it, or raises.
+        """Return whether an operation has the key; then `submit` returns that operation, or raises.
 
         Raises:
             NotReadyError: Jobs were not launched.
@@ -102,11 +102,14 @@ class JobStart:
         return operation
 
     def _maker(self, request: Mapping[str, Any], exported: Run | None) -> Operation | None:
-        """Return the operation that made the export in a run that may have it already; else None.
+        """Return the succeeded operation that made the requested export; None: there is none.
 
-        An operation of another control plane is unknown here, so a job is started, which finds the
-        artifact. The same holds for a request with a key, since a key names an operation of its
-        own.
+        An export that another control plane made has no operation here. Then a job is started,
+        which finds the finished artifact.
+
+        Args:
+            request: JSON object for the job.
+            exported: Run that may have the export already; None: there is no such run.
         """
         maker = None if exported is None else made_by(exported, request)
         if maker is None:
@@ -120,7 +123,7 @@ class JobStart:
 
     @property
     def _key(self) -> str | None:
-        """Idempotency key for the engine."""
+        """Idempotency key for the engine; None: the request has no key."""
         if self.idempotency_key is None:
             return None
         return operation_key(self.caller.name, self.root, self.idempotency_key)
@@ -141,7 +144,13 @@ class JobStart:
 
 
 def describe_key_reuse(used: Operation, kind: str, request: Mapping[str, Any]) -> str:
-    """Describe how a request differs from that of an operation."""
+    """Return a text that names the fields in which a request differs from an earlier one.
+
+    Args:
+        used: Operation of the earlier request with the same idempotency key.
+        kind: Kind of the new request's job.
+        request: JSON object of the new request.
+    """
     before = {"kind": str(used.kind), **_flat(used.request)}
     now = {"kind": kind, **_flat(request)}
     different = [

@@ -1,4 +1,7 @@
-"""Actions on keys. Callers of some roots make none, since a key may give access to other roots."""
+"""Actions on keys.
+
+Callers that are limited to some roots may not create keys: a key may give access to other roots.
+"""
 
 from datetime import UTC, datetime, timedelta
 from typing import Final

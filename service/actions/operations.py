@@ -67,7 +67,7 @@ def get_operation(plane: ControlPlane, caller: Caller, operation: str) -> Operat
 async def watch_operation(
     plane: ControlPlane, caller: Caller, operation: str
 ) -> AsyncGenerator[Operation | None]:
-    """Yield an operation now and at every change until it ends; None after a quiet time.
+    """Yield an operation now and at every change, until it ends; yield None after a quiet time.
 
     Raises:
         OperationNotFoundError: See `get_operation`.
@@ -82,11 +82,11 @@ async def watch_operation(
 def cancel_operation(plane: ControlPlane, caller: Caller, operation: str) -> Operation:
     """Cancel an operation, and refresh the run that it has changed.
 
-    A cancelled operation stays as it is.
+    An operation that was cancelled before is returned as it is.
 
     Raises:
         OperationNotFoundError: See `get_operation`.
-        OperationStateError: It has ended otherwise.
+        OperationStateError: It has succeeded or failed.
     """
     status = get_operation(plane, caller, operation)
     with audited(plane, caller, "operation.cancel", **_place(status), operation=operation):

@@ -256,7 +256,7 @@ def _matches(step: OpenStep, rules: list[PlacementRule], sizes: dict[str, int]) 
 
 
 def _rule_finder(rules: list[PlacementRule], matches: Matches) -> Callable[[str], RuleMatch]:
-    """Return a function that finds the rule of a leaf."""
+    """Return a function that returns the rule of a leaf, given its path."""
     specs = [
         tuple(tuple(entry) if isinstance(entry, list) else entry for entry in spec)
         for _, spec in rules
@@ -353,7 +353,7 @@ def _is_loadable(items: Collection[str]) -> bool:
 
 
 def _load_call(manifest: Manifest, uri: str, body: PlanRequest, target: _PlanTarget) -> str | None:
-    """Return Python code that loads a step as planned."""
+    """Return Python code that loads a step as planned; None: `load_state` cannot load the items."""
     if not _is_state(manifest) or not _is_loadable(target.items):
         return None
     sizes = target.grid.sizes

@@ -71,7 +71,7 @@ class _CacheKey:
 def reclaimable(
     plane: ControlPlane, runs: Sequence[Run], otherwise: RetentionPolicy
 ) -> list[Reclaimable]:
-    """Return the reclaimable bytes of some runs, by the policies of their schedules.
+    """Return the reclaimable bytes of each of some runs, by the policies of their schedules.
 
     Args:
         plane: The control plane.

@@ -39,10 +39,10 @@ def restore_checkpoint(
     """Start a new run from the step (fork), or supersede the run's later steps (rollback).
 
     Raises:
-        InvalidRequestError: A fork has no name or strands aliases, or a rollback has a name.
+        InvalidRequestError: A fork has no name or has `strand`, or a rollback has a name.
         PreconditionRequiredError: A rollback without `seen`.
         ResourceChangedError: A rollback, and the run has changed since `seen`.
-        AliasesStrandedError: A rollback would supersede steps that aliases name.
+        AliasesStrandedError: A rollback would supersede steps that aliases outside `strand` name.
         InvalidURIError: The new run's name leads out of the root.
         RunExistsError: The store has something of the new run's name.
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
@@ -82,7 +82,7 @@ def restore_checkpoint(
         try:
             refuse_taken(target)
         except PreconditionFailedError as exc:
-            if not _is_repeated(start, request):  # a repeated request finds its own run there
+            if not _is_repeated(start, request):  # a repeated request finds its own new run
                 raise RunExistsError(str(exc)) from exc
     if target is None and not _is_repeated(start, request):
         if seen is None:

@@ -1,6 +1,6 @@
 """Actions on roots: list, add and remove them at run time.
 
-Callers of some roots add and remove none, since roots concern all callers.
+Callers that are limited to some roots may not add or remove any, since roots concern all callers.
 """
 
 import os

@@ -47,15 +47,17 @@ def list_runs(
     limit: int,
     refresh: bool,
 ) -> tuple[list[Run], Key]:
-    """Return the next runs, by root and name, and the key of the next page, () without one.
+    """Return the next runs, and the key of the next page; (): it is the last page.
 
-    Runs that are deleted meanwhile are left out, perhaps all of them; the key is valid nonetheless.
+    Without an order in `search`, runs are sorted by root and name. Runs that are deleted meanwhile
+    are left out, perhaps all of them; the key is valid nonetheless.
 
     Args:
         plane: The control plane.
         roots: Roots to read.
         search: Filter and order of the runs.
-        after: Sort key of the last run that the client has; without an order its root and name.
+        after: Sort key of the last run that the client has; if `search` has no order, this is its
+            root and name. (): start with the first.
         limit: Largest number of runs.
         refresh: Refresh first: the runs of this page, or, with a search, all runs.
 

@@ -101,7 +101,7 @@ def start_due(plane: ControlPlane, schedule: Schedule, due: datetime) -> tuple[i
 
 @contextlib.contextmanager
 def _log_failure(where: str, problems: list[Exception]) -> Iterator[None]:
-    """Log an error that prevents a start, and go on."""
+    """Run the block; log an error that prevents a start, and add it to `problems`."""
     try:
         yield
     except (StorageError, ServiceError) as exc:
@@ -154,7 +154,7 @@ def _due(schedule: Schedule, now: datetime, *, ahead: bool = False) -> datetime:
 
 
 class Scheduler:
-    """Thread that starts due operations, and those that automations demand."""
+    """Thread that starts the due operations of schedules and those of automations."""
 
     def __init__(self, plane: ControlPlane, *, clock: Callable[[], datetime] = utc_now) -> None:
         """Prepare the thread for the settings' schedules and automations."""
@@ -179,7 +179,10 @@ class Scheduler:
             self._thread.join(LOOK_SECONDS)  # bounded, since the database may be silent
 
     def look(self) -> int:
-        """Start due operations, and return their number; a failed start is tried again."""
+        """Start due operations, and return their number.
+
+        A moment at which a store did not answer is tried again in the next call.
+        """
         now, started = self._clock(), 0
         for schedule in self._plane.settings.schedules:
             # croniter's `get_prev` excludes the moment itself.

@@ -44,7 +44,15 @@ def verify_run(
     steps: str,
     idempotency_key: str | None,
 ) -> Operation:
-    """Start to verify a run's records, and "all" its listed steps, the "latest" or "none".
+    """Start to verify a run's records, and the bytes of some of its listed steps.
+
+    Args:
+        plane: The control plane.
+        caller: Caller of the request.
+        root: Name of the run's root.
+        run: Name of the run.
+        steps: Listed steps to read: "all", "latest" or "none".
+        idempotency_key: See `JobStart`.
 
     Raises:
         RunNotFoundError: There is no such run.

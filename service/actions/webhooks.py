@@ -1,4 +1,7 @@
-"""Actions on webhooks. Callers of some roots make none, which could leak events of others."""
+"""Actions on webhooks.
+
+Callers that are limited to some roots may not create webhooks: those could leak events of others.
+"""
 
 from datetime import UTC, datetime
 

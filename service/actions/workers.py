@@ -37,7 +37,7 @@ def list_workers(plane: ControlPlane, caller: Caller) -> list[Worker]:
 
 
 def _visible_ids(plane: ControlPlane, caller: Caller, operations: Iterable[str]) -> list[str]:
-    """Return the ids of operations in the caller's roots."""
+    """Return those of some operations' ids that are in the caller's roots."""
     visible = []
     for operation in operations:
         with suppress(OperationNotFoundError):

@@ -56,7 +56,7 @@ class AuditEntry:
         detail: Mapping[str, Any],
         request_id: str = "",
     ) -> "AuditEntry":
-        """Write the entry.
+        """Write an entry without an outcome, before its action, and return it.
 
         Args:
             catalog: Catalog to write to.
@@ -96,8 +96,8 @@ class AuditEntry:
         logged, not raised.
 
         Args:
-            outcome: "refused" if the request was at fault, "failed" if the service was.
-            also: Writes more in the same transaction.
+            outcome: "done"; "refused" if the request was at fault; "failed" if the service was.
+            also: Function that writes more rows in the same transaction.
             detail: Details of the outcome, in addition to those of the request.
         """
         if self._completed:

@@ -25,8 +25,7 @@ BUSY_TIMEOUT_SECONDS = 30
 _OPTIONS: Final[dict[str, Any]] = {"hide_parameters": True, "json_deserializer": from_json}
 READS_AT_ONCE: Final = 2
 CONNECT_SECONDS = 10
-"""Time limit for connecting. Nothing else ends the wait for a server that accepts and says
-nothing."""
+"""Time limit for connecting. Without it, a server that accepts and never answers blocks forever."""
 
 
 class Catalog:
@@ -117,7 +116,11 @@ class Catalog:
 
     @contextmanager
     def connect(self, run: tuple[str, str] | None = None) -> Iterator[Connection]:
-        """Open a connection for a few writes, like `write` without the bookkeeping of a session."""
+        """Open a connection for a few writes; it is a `write` without the bookkeeping of a session.
+
+        Args:
+            run: See `write`.
+        """
         with self._written_alone(), self._writer.begin() as connection:
             if run is not None:
                 lock(connection, "/".join(run))
@@ -125,7 +128,10 @@ class Catalog:
 
     @contextmanager
     def _written_alone(self) -> Iterator[None]:
-        """Serialize the writers of SQLite, which would poll for its lock every 0.1 s."""
+        """Let one writer of this process use SQLite at a time; others would poll its lock.
+
+        SQLite's own wait polls every 0.1 s.
+        """
         if self._writing is None:
             yield
             return

@@ -65,7 +65,7 @@ def has_entries(of: Any) -> ColumnElement[bool]:
 def _without_nul(of: Any) -> ColumnElement[str]:
     """Replace NUL in JSON text by U+FFFD.
 
-    Escaped backslashes are rewritten first: one before `u0000` is text, and no part of a NUL.
+    Escaped backslashes are rewritten first, since a `u0000` after one of them is plain text.
     """
     return func.replace(
         func.replace(cast(of, Text()), r"\\", r"\u005c"), _NUL, r"\ufffd", type_=Text()

@@ -1,4 +1,4 @@
-"""Detection of alias changes around this control plane, by other writers of the store.
+"""Detection of alias changes that other writers of the store made, around this control plane.
 
 A change through the control plane has an audit entry before the store shows it. So a change without
 an entry was made by somebody else, and gets an entry now, with outcome `outside`.
@@ -39,8 +39,9 @@ def is_move_explained(
 ) -> bool:
     """Return whether an audit entry explains the move that brought an alias to its position.
 
-    An entry that failed or was never completed may have moved the alias nonetheless. It counts if
-    it asked for this move, by the same caller. A refused entry moved nothing.
+    An entry with outcome "failed" or without an outcome may have moved the alias nonetheless. It
+    explains the move if it requested the same one, for the same caller. A refused entry moved
+    nothing.
 
     Args:
         session: Session of the catalog.
@@ -49,7 +50,7 @@ def is_move_explained(
         before: Position before the move; None: the alias did not exist.
     """
     if before is not None and row.sequence <= before.sequence:
-        return False  # overwritten or restored: a move always counts up
+        return False  # overwritten or restored: a move always increments the sequence number
     if before is not None:
         since = before.sequence
     else:
@@ -110,7 +111,7 @@ def record_move(session: Session, run: RunRow, row: AliasRow, before: int | None
 
 
 def record_deletion(session: Session, run: RunRow, row: AliasRow) -> None:
-    """Add an `outside` entry for a deletion. Only the alias's history has who made it."""
+    """Add an `outside` entry for a deletion. Who deleted it is only in the alias's history."""
     detail = {
         "alias": row.alias,
         "before": row.step,
@@ -171,7 +172,17 @@ def _entries(
     outcomes: Collection[str | None] = (None, "done", "failed"),
     since: datetime | None = None,
 ) -> list[_Entry]:
-    """Return the audit entries of an action on an alias."""
+    """Return the audit entries of an action on an alias.
+
+    Args:
+        session: Session of the catalog.
+        run: Run of the alias.
+        action: Action, such as `alias.promote`.
+        alias: Name of the alias.
+        outcomes: Outcomes of the entries to return; None stands for entries that were not
+            completed.
+        since: Time of the first entry to return; None: from the beginning.
+    """
     query = select(AuditRow.outcome, AuditRow.actor, AuditRow.detail, AuditRow.at).where(
         AuditRow.root == run.root,
         AuditRow.run == run.name,

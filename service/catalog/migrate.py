@@ -39,7 +39,7 @@ def _scripts(folder: Path) -> ScriptDirectory:
 
 
 def revisions(connection: Connection) -> tuple[str | None, str]:
-    """Return the revision of a catalog, None if it is empty, and that of this version of Cairn."""
+    """Return the revision of a catalog and that of this version; None: the catalog is empty."""
     head = str(_scripts(MIGRATIONS).get_current_head())
     return MigrationContext.configure(connection).get_current_revision(), head
 
@@ -58,7 +58,7 @@ def is_newer_and_works(connection: Connection) -> bool:
 def works_with(connection: Connection, revision: str) -> str | None:
     """Return the oldest revision whose code can use tables of `revision`; None: unknown.
 
-    The code of `revision` has recorded it.
+    The migration to `revision` has recorded it in the tables.
     """
     noted = select(RevisionRow.works_with).where(RevisionRow.revision == revision)
     return connection.scalar(noted)
@@ -72,7 +72,8 @@ def known_revisions() -> list[str]:
 def _note_works_with(connection: Connection) -> None:
     """Record the oldest compatible revision, for older versions that start on these tables.
 
-    Each migration script declares it as `works_with`; the newest of them counts.
+    Each migration script declares it as `works_with`; the newest of the declared revisions is
+    recorded.
     """
     supported = known_revisions()
     said = (
@@ -88,7 +89,7 @@ def refuse_older(connection: Connection) -> None:
     """Raise if the tables exist and belong to an older version.
 
     Raises:
-        SettingsError: They do.
+        SettingsError: The tables have to be migrated first.
     """
     revision, head = revisions(connection)
     if revision != head and revision in known_revisions():

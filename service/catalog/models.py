@@ -43,7 +43,7 @@ class UTCDateTime(TypeDecorator[datetime]):
         return None if value is None else value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Add the zone, which SQLite drops: it is UTC."""
+        """Add the time zone to a stored time: SQLite drops it, and stored times are in UTC."""
         return None if value is None else value.replace(tzinfo=value.tzinfo or UTC)
 
 
@@ -58,7 +58,7 @@ class PlainText(TypeDecorator[str]):
         self._length = length
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """Replace NUL by U+FFFD: one odd alias must not keep a whole run from being listed."""
+        """Replace NUL by U+FFFD: an alias with NUL must not keep a whole run from being listed."""
         return None if value is None else _plain(value, self._length)
 
 
@@ -133,7 +133,7 @@ class RunRow(Base):
     lost_records: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
     # Changes at every write of the run's rows.
     revision: Mapped[int] = mapped_column(BigInteger)
-    # Stamp of the store before its records were read; null: a change was too recent for a stamp.
+    # Change token of the run before its records were read; null: a change was too recent for one.
     stamp: Mapped[str | None] = mapped_column(String(64))
     # Time at which an unfinished step counts as abandoned, unless its writer renews its lease.
     due: Mapped[datetime | None] = mapped_column(UTCDateTime)
@@ -177,7 +177,7 @@ class CheckpointRow(Base):
     damaged: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     # Content of the tombstone of a deleted step.
     deletion: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    # Stamps of the step's records, by which changes are noticed.
+    # Change tokens of the step's records, by which changes are noticed.
     stamps: Mapped[dict[RecordKind, str | None]] = mapped_column(JSON)
 
 
@@ -299,7 +299,7 @@ class EventRow(Base):
 
 
 class WebhookRow(Base):
-    """Receiver of events; not rebuilt from the store."""
+    """Job worker that was started. The lock of its name shows if it is alive; this row does not."""
 
     __tablename__ = "webhooks"
 
@@ -314,7 +314,7 @@ class WebhookRow(Base):
     runs: Mapped[str] = mapped_column(PlainText(128))
     created: Mapped[datetime] = mapped_column(UTCDateTime)
     created_by: Mapped[str] = mapped_column(PlainText(LONGEST_ACTOR))
-    # Id of the last event that was taken up.
+    # Id of the last event for which deliveries were made.
     position: Mapped[int] = mapped_column(BigInteger)
 
 

@@ -232,7 +232,7 @@ def runs(
     Args:
         connection: Connection to the catalog.
         roots: Names of the roots to read.
-        after: Root and name of the run before the first; (): start with the first.
+        after: Root and name of the last run before this page; (): start with the first.
         until: Root and name of the last run to return; (): no bound.
         limit: Largest number of runs.
     """
@@ -304,7 +304,7 @@ def search_checkpoints(
         connection: Connection to the catalog.
         run: Run of the checkpoints.
         search: Filter and order.
-        state: States to return, in addition to the filter.
+        state: States of the checkpoints to return; each must also pass the filter.
         after: Sort key of the last checkpoint that the client has; (): start with the first.
         limit: Largest number of checkpoints.
     """
@@ -326,7 +326,7 @@ def damaged_steps(connection: Connection, root: str, name: str) -> set[tuple[int
 
 
 def attempts(connection: Connection, run: RunColumns, step: int) -> list[CheckpointColumns]:
-    """Return every attempt at a step."""
+    """Return the checkpoints with a step number, one for each attempt at it."""
     rows = connection.execute(_STEP, {"run": run.id, "of_step": step})
     return [CheckpointColumns._make(row) for row in rows.all()]
 

@@ -58,7 +58,12 @@ class Rebuilt:
 
 @dataclass
 class _Turn:
-    """Lock that serializes the refreshes of one run."""
+    """Lock that serializes the refreshes of one run.
+
+    Attributes:
+        lock: The lock.
+        begun: Ticket of the last refresh that ended without an error; 0: there was none.
+    """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     begun: int = 0
@@ -87,7 +92,9 @@ class Index:
         self._turns: dict[tuple[str, StoreURI], _Turn] = {}
 
     def refresh_run(self, root: str, run: Run, *, anew: bool = False) -> None:
-        """Read the changed records of a run, or nothing if its stamp is the same.
+        """Read the changed records of a run.
+
+        If the change token is the same as at the last read, no record is read.
 
         Args:
             root: Name of the root.
@@ -100,14 +107,14 @@ class Index:
         leave_catalog()
         with self._turn(root, run.uri, always=anew) as turn:
             while turn is not None and not self._read_run(root, run, anew=anew):
-                pass  # compare-and-swap: the first writer wins, the others read again
+                pass  # compare-and-swap lost: another process wrote, so read again
 
     def look_for(self, root: str, run: Run) -> None:
-        """Read a run that the catalog does not know, unless too many unknown runs are being read.
+        """Read a run that the catalog does not have, unless too many others are being read.
 
         Raises:
             RunNotFoundError: There is no such run.
-            NotReadyError: The store is slow, and too many others wait for it.
+            NotReadyError: The store is slow, and too many callers wait for it.
         """
         leave_catalog()
         looks = self._looks[root]
@@ -141,7 +148,7 @@ class Index:
         Args:
             root: Name of the root.
             uri: Address of the root.
-            emptied: An empty root is no error: it was emptied on purpose.
+            emptied: Accept that the root is empty now: its runs were removed on purpose.
 
         Raises:
             StoreUnavailableError: The root does not answer, or is not where it was.
@@ -167,8 +174,8 @@ class Index:
     def refuse_gone(self, root: str, uri: StoreURI) -> None:
         """Raise if a folder that had runs is empty now, so that no new run begins there.
 
-        The folder is probably a mount point without its disk: the new run would land in another
-        place than the others, which would look deleted.
+        The folder is probably a mount point whose disk is missing. A new run would be written below
+        the mount point, and the other runs would look deleted.
 
         Raises:
             StoreUnavailableError: The folder is empty, and the catalog has runs in it.
@@ -202,9 +209,9 @@ class Index:
         self.scan_seconds[root] = time.monotonic() - clock
 
     def scan_in_turn(self, root: str, uri: StoreURI, seconds: float) -> None:
-        """Scan a root, unless somebody did in the last `seconds`.
+        """Scan a root, unless the last scan began less than `seconds` ago.
 
-        A scan in the future comes from a wrong clock and may be long ago, so it does not count.
+        A last scan in the future was recorded by a wrong clock, so the root is scanned then too.
 
         Raises:
             StoreUnavailableError: The root does not answer, or is not where it was.
@@ -286,12 +293,13 @@ class Index:
                 rows.write_problem(session, root, uri, str(exc))
 
     def _read_run(self, root: str, run: Run, *, anew: bool) -> bool:
-        """Write a run's rows from the store; return False if somebody else wrote them since."""
+        """Write a run's rows from the store; return False if another process wrote them since."""
         name = run.uri.name
         with self.catalog.read() as session:
             version = rows.run_version(session, root, name)
-        # Before the records: a change while they are read outdates this stamp, and the next refresh
-        # reads them again.
+        # Before the records: a change while they are read outdates this token, and the next refresh
+        # reads
+        # them again.
         stamp = change_token(run.uri)
         if version is not None and not anew and _is_current(version, run, stamp):
             return True
@@ -313,7 +321,14 @@ class Index:
 
     @contextlib.contextmanager
     def _turn(self, root: str, uri: StoreURI, *, always: bool = False) -> Iterator[_Turn | None]:
-        """Hold this caller's turn; None if a refresh began and ended since the call."""
+        """Wait for the run's lock, and hold it during the block.
+
+        Yields None if another caller's refresh began and ended after this call, and `always` is
+        false: then there is nothing to do.
+
+        Raises:
+            StoreUnavailableError: The request's deadline came before the lock was free.
+        """
         with self._guard:
             arrived = next(self._tickets)
             # The first caller creates a lock and the last one removes it: clients choose the names,
@@ -331,7 +346,7 @@ class Index:
                 with self._guard:
                     begun = next(self._tickets)
                 yield turn
-                turn.begun = begun  # skipped after an error, so that the next caller tries again
+                turn.begun = begun  # not after an error, so that the next caller tries again
             finally:
                 turn.lock.release()
         finally:
@@ -342,7 +357,10 @@ class Index:
 
 
 def _is_unchanged_on_disk(version: rows.RowVersion | None, run: StoreURI) -> bool:
-    """Return whether a run's stamp shows no change; only on a disk is the stamp cheap to take."""
+    """Return whether a run is on a disk, and its change token shows no change since the last read.
+
+    In a bucket this returns False: the token takes requests there.
+    """
     return (
         version is not None
         and run.scheme == "file"
@@ -351,10 +369,15 @@ def _is_unchanged_on_disk(version: rows.RowVersion | None, run: StoreURI) -> boo
 
 
 def _is_current(version: rows.RowVersion, run: Run, stamp: str | None) -> bool:
-    """Return whether the catalog's rows of a run are up to date, by the stamp of the store.
+    """Return whether the catalog's rows of a run are up to date.
 
-    A writer that ends in the middle of a step changes only its lease, which no stamp includes. So a
-    run with an unfinished step also needs a live lease.
+    A writer that dies in the middle of a step changes only its lease, which the change token does
+    not cover. So a run with an unfinished step must also have a live lease.
+
+    Args:
+        version: Version of the rows.
+        run: The run.
+        stamp: Current change token of the run; None: unknown.
     """
     if not version.is_now(run.uri, stamp):
         return False

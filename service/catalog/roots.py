@@ -26,7 +26,7 @@ CACHE_SECONDS: Final = 1.0
 """Age up to which a process uses the added roots that it has read."""
 
 _TABLE: Final = ("", "roots")
-"""Lock under which roots are added and removed."""
+"""Root and run of the lock under which roots are added and removed; see `Catalog.write`."""
 
 _ADDED: Final = select(AddedRootRow.name, AddedRootRow.uri, AddedRootRow.adopt_from).order_by(
     AddedRootRow.name
@@ -168,7 +168,12 @@ class Roots(Mapping[str, StoreURI]):
         return {**self._own, **{k: v for k, v in self._added.items() if k not in self._own}}
 
     def _since(self, moment: float) -> dict[str, StoreURI]:
-        """Return the added roots, read at this moment or later; of many callers one reads.
+        """Return the added roots, as read from the catalog at this moment or later.
+
+        Of several threads that need a new read, only one reads.
+
+        Args:
+            moment: Reading of the monotonic clock, in seconds.
 
         Raises:
             SQLAlchemyError: The catalog does not answer.
@@ -205,7 +210,7 @@ def drop_index(session: Session, root: str) -> None:
 
 
 def _places(rows: Iterable[Any]) -> dict[str, StoreURI]:
-    """Return the addresses by name, except those that this older version cannot open."""
+    """Return the addresses by name; leave out those that this version of Cairn cannot open."""
     places: dict[str, StoreURI] = {}
     for name, uri, adopt_from in rows:
         with suppress(InvalidURIError):  # `cairn doctor` reports these

@@ -61,7 +61,7 @@ _DELETE_ALIAS: Final = delete(AliasRow).where(AliasRow.id == bindparam("row"))
 
 _REVISION_BITS: Final = 62
 FRESH: Final = timedelta(hours=1)
-"""Largest age of a change that becomes an event, in a root that was never scanned before."""
+"""Largest age of a change that becomes an event at the first scan of a root."""
 
 _AT_ONCE: Final = 500  # row ids in one statement
 
@@ -72,7 +72,7 @@ def find_run(session: Session, root: str, name: str) -> RunRow | None:
 
 
 def count(session: Session) -> tuple[int, int, int]:
-    """Count the runs, checkpoints and aliases."""
+    """Return the numbers of runs, checkpoints and aliases."""
     runs, checkpoints, aliases = (
         session.scalar(select(func.count()).select_from(table)) or 0
         for table in (RunRow, CheckpointRow, AliasRow)
@@ -86,7 +86,7 @@ class RowVersion:
 
     Attributes:
         revision: Revision of the rows.
-        stamp: Stamp of the store before the run was read.
+        stamp: Change token of the run before it was read; None: unknown.
         due: Time from which the rows are outdated, even if the store does not change.
         created: Time when the run was made.
         uri: Folder of the run.
@@ -99,7 +99,7 @@ class RowVersion:
     uri: str
 
     def is_now(self, uri: StoreURI, stamp: str | None) -> bool:
-        """Return whether the rows are up to date, by the current stamp of the store."""
+        """Return whether the rows are up to date, given the current change token of the run."""
         rests = stamp is not None and (self.uri, self.stamp) == (str(uri), stamp)
         return rests and (self.due is None or utc_now() < self.due)
 
@@ -122,7 +122,7 @@ def run_versions(session: Session, root: str) -> dict[str, RowVersion]:
 
 
 def known_steps(session: Session, root: str, name: str) -> dict[Key, Stamps]:
-    """Return the steps of a run, and the stamps of their records."""
+    """Return the change tokens of the records of each step of a run, by (step, attempt)."""
     query = (
         select(CheckpointRow.step, CheckpointRow.attempt, CheckpointRow.stamps)
         .join(RunRow, RunRow.id == CheckpointRow.run_id)
@@ -193,7 +193,7 @@ def delete_runs(session: Session, root: str, names: Iterable[str]) -> None:
 
 
 def keep_roots(session: Session, roots: Iterable[str]) -> None:
-    """Delete all other roots, with their runs."""
+    """Delete all roots but these from the catalog, with their runs."""
     kept = list(roots)
     session.execute(delete(RunRow).where(RunRow.root.not_in(kept)))
     session.execute(delete(RootRow).where(RootRow.name.not_in(kept)))
@@ -243,12 +243,12 @@ def write_run(
         root: Name of the root.
         uri: Address of the run.
         snapshot: Content of the store.
-        stamp: Stamp of the store before the snapshot.
+        stamp: Change token of the run before the snapshot.
         version: Version of the rows before the snapshot.
 
     Returns:
-        False if another process wrote the rows since, perhaps from a newer snapshot; nothing is
-        changed then.
+        False if another process has written the rows since `version`, perhaps from a newer
+        snapshot; nothing is changed then.
     """
     if run_version(session, root, uri.name) != version:
         return False
@@ -266,7 +266,7 @@ def write_run(
     verified = verifications(_subject(run), judged)
     happened = [*step_states(_subject(run), moved), *verified, *happened]
     if first and happened and not _is_watched(session, root, uri):
-        # The first scan of a root also finds old runs, whose history is no news.
+        # The first scan of a root also finds old runs, whose history gets no events.
         since = utc_now() - FRESH
         happened = [entry for entry in happened if entry.when is not None and entry.when >= since]
     session.flush()
@@ -278,7 +278,7 @@ def write_run(
 
 
 def _is_watched(session: Session, root: str, uri: StoreURI) -> bool:
-    """Return whether the run's root was scanned before, so that an unknown run is a new one."""
+    """Return whether the root was scanned before, so that an unknown run in it is a new one."""
     row = find_root(session, root)
     return row is not None and row.uri == str(uri.parent) and row.scanned is not None
 
@@ -288,7 +288,7 @@ def _subject(run: RunRow) -> Subject:
 
 
 def write_problem(session: Session, root: str, uri: StoreURI, problem: str) -> None:
-    """Record why a run is unreadable, and keep what is known of it."""
+    """Record why a run is unreadable, and keep its rows as they are."""
     row = find_run(session, root, uri.name)
     if row is not None and row.uri == str(uri) and row.problems != [problem]:
         row.problems, row.stamp, row.revision = [problem], None, _new_revision()
@@ -324,8 +324,14 @@ def _write_aliases(
 ) -> tuple[bool, list[NewEvent]]:
     """Update the rows of aliases; return whether any changed, and the events.
 
-    A new alias without an audit entry gets no `outside` entry at the `first` refresh of the run, or
-    if it is among the `lost` ones, whose records were unreadable at the last refresh.
+    Args:
+        session: Session of the catalog, for writing.
+        run: Run of the aliases.
+        snapshot: Content of the store.
+        look: See `alias_moved`.
+        first: This is the run's first refresh: its aliases get no `outside` entries.
+        lost: Aliases whose records were unreadable at the last refresh: they get none either if
+            they are new in the catalog.
     """
     changed = False
     happened: list[NewEvent] = []

@@ -12,7 +12,7 @@ from cairn.service.schemas import CheckpointState, EventKind
 from cairn.storage.runs.retention import StepFacts
 
 ENDS: Final = 40
-"""Largest number of a run's ended jobs to read, the last ones."""
+"""Largest number of a run's last ended jobs that are read."""
 
 _JOB_ENDS: Final = (
     select(EventRow.detail)

@@ -1,4 +1,4 @@
-"""Scanner that notices changes of the store which nobody announced."""
+"""Scanner that notices changes of the store which no job has announced."""
 
 import logging
 import threading

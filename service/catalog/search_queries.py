@@ -38,7 +38,7 @@ Key = tuple[Any, ...]
 """Sort key of the last entry before a page; (): the page is the first."""
 
 LONGEST_SORTED_TEXT: Final = 128
-"""Characters by which text is sorted; a page token includes those of its page's last entry."""
+"""Length to which text is cut for sorting, in characters: page tokens include sort keys."""
 
 _OPERATORS: Final[Mapping[str, Callable[[Any, Any], ColumnElement[bool]]]] = {
     "=": lambda one, other: one == other,
@@ -213,7 +213,10 @@ def _comes_after(keys: Sequence[SortKey], last: Key) -> ColumnElement[bool]:
 
 
 def _bound(value: Any) -> Any:
-    """Return a parameter of its own type: the column's cuts text and lacks large integers."""
+    """Return a query parameter with the type of the value, not of the column.
+
+    A parameter of the column's type would cut text, and could not have large integers.
+    """
     if isinstance(value, str):
         return literal(value, Text())
     return literal(value, BigInteger()) if isinstance(value, int) else value

@@ -38,7 +38,7 @@ Key = tuple[int, int]
 """(step, attempt), which identifies a step of a run."""
 
 Stamps = Mapping[Kind, str | None]
-"""Stamps of a step's records when they were read; "": the record does not exist."""
+"""Change tokens of a step's records when they were read; "": the record does not exist."""
 
 Columns = dict[str, Any]
 """Columns of a checkpoint's row, by name."""
@@ -67,8 +67,8 @@ class Snapshot:
     Attributes:
         info: Record of the run itself.
         states: State of every step.
-        changed: New columns, `stamps` among them, of steps with new or changed records; all columns
-            of a new step.
+        changed: Columns of steps with new or changed records: all columns of a new step, else
+            `stamps` and the changed ones.
         aliases: All aliases, deleted ones too.
         unreadable_aliases: Names of aliases whose records are unreadable.
         problems: Problems of the run's records; unreadable records are left out.
@@ -100,7 +100,7 @@ def take_snapshot(
     Args:
         run: Run to read.
         info: Record of the run itself.
-        indexed: Steps in the catalog, and the stamps of their records.
+        indexed: Steps in the catalog, and the change tokens of their records.
         deletions: Content of the tombstones that the catalog has seen.
     """
     # First, so that a record which changes meanwhile is read again next time.
@@ -113,7 +113,7 @@ def take_snapshot(
     seen = _Records(run, stamps, indexed, dict(history.problems))
     seen.read("manifest", history.published)
     readable = [key for key in history.published if manifest_file(*key) not in seen.problems]
-    # Unreadable steps take part in the judgement of states: they supersede others all the same.
+    # Unreadable steps count when states are computed: they supersede others all the same.
     states = unpublished | dict(history.states(readable))
     states = {key: state for key, state in states.items() if key not in seen.gone}
     seen.read("annotation", [key for key in readable if key in states])
@@ -151,7 +151,7 @@ class _Records:
     """Reader of the changed records of a run's steps.
 
     Attributes:
-        columns: Columns that were read, with the stamps of all records of the step.
+        columns: Columns that were read, with the change tokens of all records of the step.
         problems: Errors of records, by name.
         gone: Steps whose manifest was deleted after it was listed.
     """
@@ -175,7 +175,7 @@ class _Records:
         """Read the changed records of a kind, of the steps `keys`."""
         self._current[kind] = set(keys)
         names = {_FILES[kind](*key): key for key in self._current[kind]}
-        # A manifest listed just now may be missing in the older list of stamps.
+        # A manifest listed just now may be missing in the older list of change tokens.
         if kind == "manifest":
             stamps = {name: self._stamps.get(name) for name in names}
         else:
@@ -192,7 +192,7 @@ class _Records:
         for name in changed:
             if name in parsed or kind != "manifest":
                 stamp, columns = stamps[name], parsed.get(name, _EMPTY[kind])
-                # No stamp: report it at each refresh, and keep the known damage.
+                # No change token: report it at each refresh, and keep the known damage.
                 if name in unreadable:
                     stamp, columns = None, {**columns}
                     columns.pop("damaged", None)
@@ -201,7 +201,7 @@ class _Records:
                 self.gone.add(names[name])
 
     def forget_others(self) -> None:
-        """Reset the columns of records that steps have lost since the last read."""
+        """Reset the columns of records that the catalog has and the store no longer has."""
         for key, stamps in self._known.items():
             for kind in stamps:
                 if key not in self._current[kind]:

@@ -14,7 +14,7 @@ _LONGEST: Final = 2000  # characters of a stored problem
 
 
 def positions(catalog: Catalog, names: Iterable[str]) -> dict[str, int]:
-    """Return the event id that each automation has reached; new ones start at the newest."""
+    """Return the event id that each automation has reached; a new one starts at the newest."""
     automations = list(names)
     with catalog.query() as connection:
         positions = _positions(connection, automations)

@@ -14,7 +14,7 @@ _NAMED: Final = 5
 
 
 class Subject(NamedTuple):
-    """Run that events are about. A run that was made anew under a name is a different subject.
+    """Run that events are about. A new run with the name of a deleted one is a different subject.
 
     Attributes:
         root: Name of its root.
@@ -33,7 +33,7 @@ class Subject(NamedTuple):
         detail: dict[str, Any],
         when: datetime | None = None,
     ) -> NewEvent:
-        """Return an event of this run."""
+        """Return an event of this run; its key also includes `created`."""
         return NewEvent(kind, self.root, self.run, (rfc3339(self.created), *key), detail, when)
 
 
@@ -82,8 +82,8 @@ def alias_moved(
         alias: Stored record now, perhaps a tombstone.
         before: The alias at the last refresh; None: it did not exist, and only moves since its last
             deletion are yielded.
-        look: Number that is unique to this refresh, so that an alias that was put back is reported
-            again.
+        look: Number that is unique to this refresh. It makes the event of a record that was put
+            back unique, so that the event is published each time.
     """
     moves = alias.history or (alias,)
     again: tuple[int, ...] = ()
@@ -122,7 +122,7 @@ def alias_moved(
 
 
 def alias_gone(run: Subject, alias: str, before: Seen) -> NewEvent:
-    """Return the event of a deleted alias; only the alias's history has who deleted it."""
+    """Return the event of a deleted alias; who deleted it is only in the alias's history."""
     return _deleted(run, alias, before.sequence + 1, before, by=None, when=None)
 
 

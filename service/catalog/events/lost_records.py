@@ -1,8 +1,8 @@
-"""Lost records: this catalog has seen them, and the store has an older version now, or none.
+"""Lost records: this catalog has seen them, and the store now has an older version or none.
 
 A restored backup, a copied folder, or a store that loses accepted writes can cause this. Then an
-alias is back at an earlier step, or a deleted step is listed again. The store alone cannot detect
-it, since nothing else refers to these records; whoever saw the newer record can. Pure.
+alias is back at an earlier step, or a deleted step is listed again. Nothing in the store refers to
+these records, so only a catalog that saw the newer version can detect the loss. Pure.
 """
 
 from collections.abc import Mapping
@@ -62,7 +62,12 @@ def _position(alias: Alias | LostRecord) -> tuple[int | str | None, ...]:
 
 
 def is_lifted(lost: LostRecord, lifted: Tombstone | None) -> bool:
-    """Return True if an undelete removed the tombstone: then the store has not lost it."""
+    """Return whether an undelete removed the tombstone: then the store has not lost it.
+
+    Args:
+        lost: Tombstone that the store no longer has.
+        lifted: Tombstone that the last undelete of the step removed; None: there was no undelete.
+    """
     return lifted is not None and from_rfc3339(lifted.at) == lost.at
 
 

@@ -1,8 +1,8 @@
 """Outbox of events: written in the transaction of the change that they announce.
 
 The events of a run are numbered in the order in which this catalog noticed them. An alias's history
-in the store is more complete: a move that went around this server, and was overtaken before the
-next refresh, has no event.
+in the store is more complete: a move that went around this server has no event if another move
+followed before the next refresh.
 """
 
 import hashlib
@@ -41,8 +41,8 @@ class NewEvent:
         kind: Kind of event.
         root: Name of the root.
         run: Name of the run; "": the event is about the root itself.
-        key: Deduplication key within its kind and run: an event with a known key is not written
-            again.
+        key: Deduplication key: of several events of one kind and run with equal keys, only the
+            first is written.
         detail: Content of the event, as JSON.
         when: Time when it happened, if known.
     """
@@ -100,8 +100,9 @@ def publish_all(connection: Connection, root: str, run: str, events: Iterable[Ne
     if not new_events:
         return
     # With this lock, ids grow in the order of commits, so a reader that goes on from an id misses
-    # none. PostgreSQL alone gives ids at the insert. No other lock is taken after this one: no
-    # deadlock.
+    # none. Without it, PostgreSQL assigns ids at the insert. No other lock is acquired after this
+    # one:
+    # no deadlock.
     lock(connection, "cairn events")
     last, now = connection.scalar(_LAST, place) or 0, utc_now()
     values = [

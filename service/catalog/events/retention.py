@@ -22,7 +22,7 @@ AT_ONCE: Final = 500
 """Events that are removed in one transaction."""
 
 OVERLAP: Final = timedelta(minutes=30)
-"""Time before the last published end of a job from which ends are searched again."""
+"""Time before the last published end of a job from which ended jobs are searched again."""
 
 _EVENTS: Final = EventRow.__tablename__
 _JOBS: Final = (EventKind.JOB_ENDED.value, EventKind.VERIFY_FAILED.value)
@@ -31,9 +31,9 @@ _JOBS: Final = (EventKind.JOB_ENDED.value, EventKind.VERIFY_FAILED.value)
 def prune_events(catalog: Catalog, before: datetime, automations: Iterable[str]) -> int:
     """Remove a batch of events that are older than a moment, and return their number.
 
-    The last event of each run stays, since the next number follows it, and so do the events that
-    prove which ends of jobs were published. An event also stays while a webhook has not taken it up
-    or delivered it, or while an automation has to follow it or an earlier move of an alias.
+    Some old events stay: the last one of each run, since the next number follows it; those that
+    prove which ends of jobs were published; those that a webhook has not read or delivered; and
+    those that an automation still has to read.
 
     Args:
         catalog: Catalog with the events.
@@ -47,7 +47,7 @@ def prune_events(catalog: Catalog, before: datetime, automations: Iterable[str])
         followed = select(later.id).where(*of_run, later.sequence > EventRow.sequence).exists()
         old = select(EventRow.id).where(EventRow.id <= last, followed)
         last_end = last_job_end(connection)
-        if last_end is not None:  # ends from then on are searched again
+        if last_end is not None:  # ended jobs are searched again from then on
             searched = and_(EventRow.kind.in_(_JOBS), EventRow.at >= last_end - OVERLAP)
             old = old.where(not_(searched))
         ids = list(connection.scalars(old.order_by(EventRow.id).limit(AT_ONCE)))
@@ -67,13 +67,16 @@ def prune_events(catalog: Catalog, before: datetime, automations: Iterable[str])
 
 
 def pruned_events(connection: Connection) -> int:
-    """Return the id of the last removed event; 0: none was. Few events before it are left."""
+    """Return the id of the last removed event; 0: none was removed.
+
+    A few earlier events may be left.
+    """
     query = select(PrunedRow.position).where(PrunedRow.name == _EVENTS)
     return connection.scalar(query) or 0
 
 
 def _last_old(connection: Connection, before: datetime) -> int:
-    """Return the id of the last event that is older than a moment, as are all events before it."""
+    """Return the highest id up to which all events are older than a moment; 0: there is none."""
     recent = select(EventRow.id).where(EventRow.at >= before).order_by(EventRow.id).limit(1)
     first = connection.scalar(recent)
     if first is not None:
@@ -82,7 +85,7 @@ def _last_old(connection: Connection, before: datetime) -> int:
 
 
 def _needed_positions(connection: Connection, automations: Iterable[str]) -> list[int]:
-    """Return the last ids that webhooks, pending deliveries and automations no longer need."""
+    """Return the ids up to which webhooks, pending deliveries or automations need no events."""
     pending = DeliveryRow.state == DeliveryState.PENDING.value
     bounds = [
         connection.scalar(select(func.min(WebhookRow.position))),
