@@ -13,14 +13,15 @@ logger = logging.getLogger(__name__)
 SECONDS: Final = 5.0
 """Longest time to wait for the server's answer."""
 
-_failed = False  # state of the last announcement: only the first failure of a row is logged
+_failed = False  # the last announcement failed; later failures are logged only after a success
 
 
 def announce(run: str, step: int, attempt: int) -> None:
     """Announce a step if `CAIRN_URL` is set; log only the first of several failures in a row.
 
     Args:
-        run: URI of the run. The server knows its folder by the root `CAIRN_ANNOUNCE_ROOT`.
+        run: URI of the run. Its name on the server is that of the folder, in the root that the
+            variable `CAIRN_ANNOUNCE_ROOT` names.
         step: The step that is durable.
         attempt: The attempt that saved it.
     """

@@ -16,7 +16,6 @@ def is_as_recorded(path: Path, size: int, crc32c: str | None) -> bool:
 
     A file without a recorded checksum is never accepted.
 
-
     Args:
         path: Path of the file, which is read.
         size: Recorded size in bytes.
@@ -36,7 +35,9 @@ def fetch_checked(
     name: str,
     tell: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Resume a file and compare its checksum; fetch a wrong file anew, once.
+    """Download the missing end of a file, and compare its checksum.
+
+    If the checksum is wrong, the whole file is downloaded once more.
 
     Args:
         read: Function that yields the bytes from an offset on.

@@ -1,5 +1,5 @@
 # Made of asynchronous/clean_up.py by `python scripts/sync_client.py`: change that one.
-"""The part of the HTTP client that deletes: steps, what a policy does not keep, and garbage."""
+"""The part of the HTTP client that deletes steps and garbage, and applies retention policies."""
 
 from collections.abc import Mapping
 
@@ -79,7 +79,7 @@ class CleanUpConnection(Connection):
         root: str = DEFAULT_ROOT,
         idempotency_key: str | None = None,
     ) -> Operation:
-        """Delete the steps that a policy does not keep; each can be undeleted for a while.
+        """Start to delete the steps that a policy does not keep; each can be undeleted for a while.
 
         Args:
             run: Name of the run.
@@ -104,7 +104,7 @@ class CleanUpConnection(Connection):
         root: str = DEFAULT_ROOT,
         idempotency_key: str | None = None,
     ) -> Operation:
-        """Find the garbage of a run, and remove it unless `dry_run`."""
+        """Start to find the garbage of a run and, without `dry_run`, to remove it for good."""
         path = f"{run_path(root, run)}:gc"
         headers = idempotency(idempotency_key)
         return self._send(Operation, "POST", path, {"dry_run": dry_run}, headers=headers)

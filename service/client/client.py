@@ -118,11 +118,11 @@ class Client(StepFilesConnection, EventsConnection):
         """Yield all runs, sorted by root and name; pages are fetched as needed.
 
         Args:
-            root: Only runs of this root.
+            root: Only runs of this root; None for all.
             filter: Only runs that match, such as `labels.team = "nlp" AND latest_step > 1000`.
             order_by: Sort order, such as `created desc`.
             page_size: Runs per request.
-            refresh: Make the server read the store first. The other methods take it too.
+            refresh: Make the server read the store first. It means the same in the other methods.
         """
         path = "/v1/runs" if root is None else f"/v1/roots/{segment(root)}/runs"
         for page in self._pages(
@@ -166,15 +166,16 @@ class Client(StepFilesConnection, EventsConnection):
         root: str = DEFAULT_ROOT,
         idempotency_key: str | None = None,
     ) -> Operation:
-        r"""Import a folder that plain Orbax wrote: list its checkpoints as a run, in place.
+        r"""Start to list the checkpoints in a folder of plain Orbax as a run; no file is copied.
 
         Args:
             folder: Path within the run's root, or URI in any root.
             run: Name of a new run, or of the run that already imports this folder.
             step: Step of the checkpoint, if the folder is a single checkpoint.
             config: Hugging Face's config.json of the model in the steps; needs `map`.
-            map: Regular expressions of whole paths, `<item>/<path>`, each with the model's path for
-                it, which names groups as `\1`. The first match counts.
+            map: Names of the model's leaves, by regular expression. Each expression must match a
+                whole stored path, `<item>/<path>`; the name may use its groups as `\1`. The first
+                match counts.
             root: Name of the run's root.
             idempotency_key: Idempotency key; a repeat with the same key starts nothing new.
 
@@ -397,7 +398,7 @@ class Client(StepFilesConnection, EventsConnection):
         root: str = DEFAULT_ROOT,
         idempotency_key: str | None = None,
     ) -> Operation:
-        """Fork a new run from a step.
+        """Start to fork a new run from a step.
 
         Args:
             run: Name of the run.
@@ -421,7 +422,7 @@ class Client(StepFilesConnection, EventsConnection):
         root: str = DEFAULT_ROOT,
         idempotency_key: str | None = None,
     ) -> Operation:
-        """Make a step the latest of its run; later steps become superseded, none is deleted.
+        """Start to make a step the latest of its run; later steps become superseded, not deleted.
 
         Args:
             run: Name of the run.
@@ -455,7 +456,7 @@ class Client(StepFilesConnection, EventsConnection):
         idempotency_key: str | None = None,
         **options: object,
     ) -> Operation:
-        """Consolidate a step into one safetensors file; options as in `GatherRequest`."""
+        """Start to write a step into one safetensors file; options: fields of `GatherRequest`."""
         return self._start("gather", run, step, root, options, idempotency_key)
 
     def convert(
@@ -467,7 +468,7 @@ class Client(StepFilesConnection, EventsConnection):
         idempotency_key: str | None = None,
         **options: object,
     ) -> Operation:
-        """Export a step in Hugging Face format; options as in `ConvertRequest`."""
+        """Start to export a step in Hugging Face format; options: fields of `ConvertRequest`."""
         return self._start("convert", run, step, root, options, idempotency_key)
 
     def verify(
@@ -478,7 +479,7 @@ class Client(StepFilesConnection, EventsConnection):
         root: str = DEFAULT_ROOT,
         idempotency_key: str | None = None,
     ) -> Operation:
-        """Compare a step with its checksums, byte by byte; the operation fails if it is damaged."""
+        """Start to compare a step with its checksums; the operation fails if it finds damage."""
         return self._start("verify", run, step, root, {}, idempotency_key)
 
     def verify_run(
@@ -489,7 +490,10 @@ class Client(StepFilesConnection, EventsConnection):
         root: str = DEFAULT_ROOT,
         idempotency_key: str | None = None,
     ) -> Operation:
-        """Verify the records of a run, and the bytes of its listed steps."""
+        """Start to verify a run's records, and the bytes of the listed steps that `steps` asks for.
+
+        The operation fails if anything is damaged.
+        """
         path = f"{run_path(root, run)}:verify"
         headers = idempotency(idempotency_key)
         return self._send(Operation, "POST", path, {"steps": steps}, headers=headers)
@@ -502,7 +506,7 @@ class Client(StepFilesConnection, EventsConnection):
         forget: Iterable[str] = (),
         root: str = DEFAULT_ROOT,
     ) -> RepairReport:
-        """Repair the records of a run, or with `dry_run` only report the repairs."""
+        """Repair the records of a run; with `dry_run`, only return the possible repairs."""
         body = {"dry_run": dry_run, "forget": list(forget)}
         return self._send(RepairReport, "POST", f"{run_path(root, run)}:repair", body)
 
@@ -518,11 +522,11 @@ class Client(StepFilesConnection, EventsConnection):
         return self._get(Operation, f"/v1/operations/{segment(operation)}")
 
     def cancel(self, operation: str) -> Operation:
-        """Ask an operation to stop."""
+        """Ask an operation to stop, and return its current state."""
         return self._send(Operation, "POST", f"/v1/operations/{segment(operation)}:cancel")
 
     def resume(self, operation: str) -> Operation:
-        """Resume a cancelled or failed operation."""
+        """Run a cancelled or failed operation again."""
         return self._send(Operation, "POST", f"/v1/operations/{segment(operation)}:resume")
 
     def follow(self, operation: str, *, patience: float = 30.0) -> Iterator[Operation]:
@@ -539,7 +543,7 @@ class Client(StepFilesConnection, EventsConnection):
         return follow_operation(self._http, path, Backoff(patience))
 
     def wait(self, operation: str) -> Operation:
-        """Follow an operation to its end.
+        """Follow an operation to its end, and return its last state.
 
         Raises:
             ProblemResponseError: The operation failed; the error has the operation's problem.
@@ -558,7 +562,7 @@ class Client(StepFilesConnection, EventsConnection):
         return self._get(Artifact, f"/v1/artifacts/{segment(artifact)}")
 
     def artifact_blocks(self, artifact: str, name: str, *, start: int = 0) -> Iterator[bytes]:
-        """Yield a file of an artifact from an offset; resume after a broken connection.
+        """Yield the bytes of an artifact's file from an offset on; resume a broken download.
 
         Raises:
             ServerUnreachableError: The connection broke again and again.
@@ -569,7 +573,7 @@ class Client(StepFilesConnection, EventsConnection):
     def download(self, artifact: str, name: str, target: str | os.PathLike[str]) -> int:
         """Write a file of an artifact to `target`; return its size in bytes.
 
-        A broken connection is resumed where it broke. `target` appears only when it is complete.
+        A broken download is resumed. `target` appears only when it is complete.
 
         Raises:
             DownloadError: The bytes differ from the exported file.

@@ -82,7 +82,9 @@ def _fetch(http: httpx.Client, path: str, file: BinaryIO) -> None:
                     file.truncate()
                     expected = _expected_crc32c(response.headers.get("repr-digest", ""))
                     checksum = _checksum()
-                    # What can't be compared here the server compares, if it sends all of it.
+                    # Without CRC-32C here, only the server can compare the checksum, and only if it
+                    # sends the
+                    # whole file: then do not resume.
                     apart = expected is None or checksum is not None
                     etag = _strong(response.headers.get("etag")) if apart else None
                 for chunk in response.iter_bytes():
@@ -124,5 +126,5 @@ def _expected_crc32c(digests: str) -> str | None:
 
 
 def _strong(etag: str | None) -> str | None:
-    """Return the ETag if it is strong; a weak one must not rejoin two halves of a file."""
+    """Return the ETag if it is strong, else None: a weak one may be equal for different bytes."""
     return None if etag is None or etag.startswith("W/") else etag

@@ -103,7 +103,7 @@ class EventsConnection(Connection):
                 kind=only,
                 page_size=_AT_ONCE,
             )
-            if last is not None:  # after the others: what was read before is of the same catalog
+            if last is not None:  # after the page: proves that the page is of the same catalog
                 again = self._event(server, last.id, page.position)
                 if again is None:
                     last = None
@@ -116,13 +116,18 @@ class EventsConnection(Connection):
                     yield event
             if page.position < after:
                 raise self._lost(after, f"{page.position} as the last")
-            if after or last is not None:  # else from the first: none can be missed
+            if after or last is not None:  # else start at the first event again
                 after = page.position
             if page.next_page_token is None:
                 time.sleep(server.pause())
 
     def _event(self, server: Backoff, event: int, position: int) -> Event | None:
-        """Return the event with an id; None if it was pruned and no event after `known` was."""
+        """Return the event with an id; None if it was pruned, but no event after `position` was.
+
+        Raises:
+            EventsLostError: The catalog has no such event.
+            ProblemResponseError: Events after `position` were pruned.
+        """
         try:
             page = self._page(server, after=event - 1, page_size=1)
         except ProblemResponseError as exc:
@@ -171,9 +176,9 @@ class EventsConnection(Connection):
 
         Args:
             url: Address that receives the events.
-            kinds: Kinds of events, such as `alias.moved`; None for all.
-            roots: Names of roots; None for all.
-            runs: Pattern of run names, such as `llama-*`.
+            kinds: Only events of these kinds, such as `alias.moved`; None for all.
+            roots: Only events of these roots; None for all.
+            runs: Only events of runs whose name matches this pattern, such as `llama-*`.
         """
         body = {
             "url": url,

@@ -42,7 +42,7 @@ def follow_operation(http: httpx.Client, path: str, patience: Backoff) -> Iterat
                 check(response)
                 patience.answered()
                 if response.status_code == HTTPStatus.NO_CONTENT:
-                    return  # the server has nothing more to say
+                    return  # the client has the final state already
                 stream = EventStream()
                 for chunk in response.iter_bytes():
                     for event in stream.read(chunk):

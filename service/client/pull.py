@@ -83,8 +83,8 @@ def pull(
 
     Raises:
         PullError: Another process pulls into the folder; the bytes differ from the export; the step
-            was superseded meanwhile and saved anew; or the folder serves the version, and the disk
-            fails to fsync that.
+            was superseded meanwhile and saved anew; or `current` was switched, and the disk then
+            failed to fsync the switch.
         OSError: The disk is full, or writing is not permitted.
         ProblemResponseError: The step does not exist, is damaged, or can't be exported.
         ServerUnreachableError: No control plane answers.
@@ -154,7 +154,7 @@ def _fetch_all(client: Client, artifact: Artifact, folder: Path, tell: Tell) -> 
 def _fetch(
     client: Client, artifact: Artifact, file: ArtifactFile, target: Path, tell: Tell
 ) -> None:
-    """Resume a file and compare its checksum."""
+    """Download the missing end of a file, and compare its checksum."""
     try:
         fetch_checked(
             lambda start: client.artifact_blocks(artifact.id, file.name, start=start),
@@ -181,7 +181,7 @@ def _switch(folder: Path, version: str) -> bool:
 
 
 def _refuse_foreign(link: Path) -> None:
-    """Raise if `current` exists and no pull created it."""
+    """Raise `PullError` if `current` exists and no pull created it."""
     if not link.is_symlink():
         content = "another thing" if link.exists() else None
     else:

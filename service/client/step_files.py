@@ -58,8 +58,7 @@ class StepFilesConnection(TensorsConnection):
 
         Each file is streamed, compared with its size and CRC-32C, and appears only when it is
         complete. Repeat the call to resume: files that are there and correct are read, not fetched.
-        With
-        `prefix`, a folder with other parts of another step is refused.
+        With `prefix`, a folder with other parts of another step is refused.
 
         Args:
             run: Name of the run.

@@ -23,7 +23,7 @@ from cairn.service.schemas import (
 )
 
 LONG: httpx.Timeout = httpx.Timeout(60.0, read=600.0)
-"""Timeout for answers before which the server reads some gigabytes."""
+"""Timeout for requests for which the server reads some gigabytes before it answers."""
 
 
 class TensorsConnection(AnnotationsConnection):
@@ -119,8 +119,9 @@ class TensorsConnection(AnnotationsConnection):
             root: Name of the run's root.
 
         Raises:
-            ServerUnreachableError: The connection broke repeatedly, which damaged values in the
-                store cause too.
+            ServerUnreachableError: The connection broke repeatedly. The cause may also be damage in
+                the
+                store: the server then breaks the connection.
         """
         query = urlencode({"item": item, "slice": part, "format": format})
         return download(self._http, f"{leaf_path(root, run, step, path)}?{query}", Path(target))
@@ -138,7 +139,7 @@ class TensorsConnection(AnnotationsConnection):
         root: str = DEFAULT_ROOT,
         other_root: str | None = None,
     ) -> Iterator[StepDiff]:
-        """Compare two checkpoints; yield pages that differ only in their leaves.
+        """Compare two checkpoints; yield the comparison in pages, each with the next leaves.
 
         Args:
             run: Name of the run.

@@ -15,7 +15,6 @@ async def is_as_recorded(path: Path, size: int, crc32c: str | None) -> bool:
 
     A file without a recorded checksum is never accepted.
 
-
     Args:
         path: Path of the file, which is read.
         size: Recorded size in bytes.
@@ -35,7 +34,9 @@ async def fetch_checked(
     name: str,
     tell: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Resume a file and compare its checksum; fetch a wrong file anew, once.
+    """Download the missing end of a file, and compare its checksum.
+
+    If the checksum is wrong, the whole file is downloaded once more.
 
     Args:
         read: Function that yields the bytes from an offset on.

@@ -1,4 +1,4 @@
-"""The part of the HTTP client that deletes: steps, what a policy does not keep, and garbage."""
+"""The part of the HTTP client that deletes steps and garbage, and applies retention policies."""
 
 from collections.abc import Mapping
 
@@ -80,7 +80,7 @@ class AsyncCleanUpConnection(AsyncConnection):
         root: str = DEFAULT_ROOT,
         idempotency_key: str | None = None,
     ) -> Operation:
-        """Delete the steps that a policy does not keep; each can be undeleted for a while.
+        """Start to delete the steps that a policy does not keep; each can be undeleted for a while.
 
         Args:
             run: Name of the run.
@@ -105,7 +105,7 @@ class AsyncCleanUpConnection(AsyncConnection):
         root: str = DEFAULT_ROOT,
         idempotency_key: str | None = None,
     ) -> Operation:
-        """Find the garbage of a run, and remove it unless `dry_run`."""
+        """Start to find the garbage of a run and, without `dry_run`, to remove it for good."""
         path = f"{run_path(root, run)}:gc"
         headers = idempotency(idempotency_key)
         return await self._send(Operation, "POST", path, {"dry_run": dry_run}, headers=headers)

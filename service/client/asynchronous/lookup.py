@@ -1,4 +1,4 @@
-"""Resolution of an address to a checkpoint; the best step is the same as in the store."""
+"""Resolution of an address to a checkpoint. The best step is the one that the store would name."""
 
 from collections.abc import Collection
 from difflib import get_close_matches
@@ -56,15 +56,14 @@ async def best_step(client: AsyncClient, run: str, best: str, root: str) -> int:
 
     NaN is never best.
 
-
     Args:
         client: Client of the control plane.
         run: Name of the run.
-        best: Metric, with `:min` or `:max`; without, the steps' own direction counts.
+        best: Metric, with `:min` or `:max` at its end; without, the steps' own direction counts.
         root: Name of the run's root.
 
     Raises:
-        AddressError: Steps note another direction, or the direction is unknown.
+        AddressError: Steps record another direction, or the direction is unknown.
         NoCheckpointError: No listed step has a value of the metric.
         ProblemResponseError: There is no such run.
     """

@@ -43,7 +43,7 @@ async def follow_operation(
                 await check(response)
                 patience.answered()
                 if response.status_code == HTTPStatus.NO_CONTENT:
-                    return  # the server has nothing more to say
+                    return  # the client has the final state already
                 stream = EventStream()
                 async for chunk in response.aiter_bytes():
                     for event in stream.read(chunk):

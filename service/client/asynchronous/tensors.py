@@ -22,7 +22,7 @@ from cairn.service.schemas import (
 )
 
 LONG: httpx.Timeout = httpx.Timeout(60.0, read=600.0)
-"""Timeout for answers before which the server reads some gigabytes."""
+"""Timeout for requests for which the server reads some gigabytes before it answers."""
 
 
 class AsyncTensorsConnection(AsyncAnnotationsConnection):
@@ -121,8 +121,9 @@ class AsyncTensorsConnection(AsyncAnnotationsConnection):
             root: Name of the run's root.
 
         Raises:
-            ServerUnreachableError: The connection broke repeatedly, which damaged values in the
-                store cause too.
+            ServerUnreachableError: The connection broke repeatedly. The cause may also be damage in
+                the
+                store: the server then breaks the connection.
         """
         query = urlencode({"item": item, "slice": part, "format": format})
         return await download(
@@ -142,7 +143,7 @@ class AsyncTensorsConnection(AsyncAnnotationsConnection):
         root: str = DEFAULT_ROOT,
         other_root: str | None = None,
     ) -> AsyncGenerator[StepDiff, None]:
-        """Compare two checkpoints; yield pages that differ only in their leaves.
+        """Compare two checkpoints; yield the comparison in pages, each with the next leaves.
 
         Args:
             run: Name of the run.

@@ -34,11 +34,11 @@ class Backoff:
         self._failing_since: float | None = None
 
     def answered(self) -> None:
-        """Note an answer of the server."""
+        """Record that the server has answered."""
         self._failing_since = None
 
     def failed(self, exc: Exception) -> bool:
-        """Note a failure; return True if the caller must raise it."""
+        """Record a failed request; return True if the caller must raise its error."""
         if isinstance(exc, ProblemResponseError) and exc.status not in _TRANSIENT:
             return True
         now = self._clock()
@@ -46,10 +46,14 @@ class Backoff:
         return now - self._failing_since >= self.seconds
 
     def begin_again(self, pause: float | None = None) -> None:
-        """Reset the backoff, to the pause that the server asks for if there is one."""
+        """Reset the backoff.
+
+        Args:
+            pause: Seconds to wait before the next request, if the server asked for a pause.
+        """
         self._pause = pause or FIRST_PAUSE
 
     def pause(self) -> float:
-        """Return the seconds to wait before the next request: doubled each time, up to two."""
+        """Return the seconds to wait before the next request; each call doubles them, up to two."""
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         return pause

@@ -11,7 +11,7 @@ DEFAULT_ROOT: Final = "default"
 
 
 def segment(text: str) -> str:
-    """Quote a text as one path segment; "." and ".." too, or they would change the path."""
+    """Quote a text as one path segment, "." and ".." included, which would change the path."""
     return "%2E" * len(text) if text in (".", "..") else quote(text, safe="")
 
 

@@ -8,7 +8,7 @@ from cairn.service.http.entity_tags import etag
 Parameter = str | int | float | bool | None
 
 ANY: Final = {"If-Match": "*"}
-"""Precondition without a version: entries are merged, so any current version will do."""
+"""Header that accepts any current version; used where entries are merged into it."""
 
 
 def without_none(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
@@ -22,5 +22,9 @@ def idempotency(key: str | None) -> dict[str, str]:
 
 
 def precondition(expect: int | None) -> dict[str, str]:
-    """Return the header of a compare-and-swap; None expects that the resource does not exist."""
+    """Return the compare-and-swap header.
+
+    Args:
+        expect: Expected sequence number; None: the resource must not exist.
+    """
     return {"If-None-Match": "*"} if expect is None else {"If-Match": etag(expect)}

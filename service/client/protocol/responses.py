@@ -11,7 +11,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def raise_for_problem(response: httpx.Response) -> None:
-    """Raise the problem of an unsuccessful answer, whose body must have been read.
+    """Raise the problem of an unsuccessful answer; the caller has read its body.
 
     Raises:
         ProblemResponseError: The answer is not a success.
@@ -24,7 +24,7 @@ def raise_for_problem(response: httpx.Response) -> None:
             problem = response.json()
         except ValueError:
             problem = None
-    if not isinstance(problem, dict):  # not from Cairn, but a proxy's page, say
+    if not isinstance(problem, dict):  # not from Cairn, but the page of a proxy, for example
         problem = {
             "type": "about:blank",
             "title": response.reason_phrase or "Unexpected answer",
@@ -44,7 +44,7 @@ def read_body(kind: type[Body], response: httpx.Response) -> Body:
     """Parse the body of a success.
 
     Raises:
-        ServerUnreachableError: The body does not fit; another server than Cairn's answered.
+        ServerUnreachableError: The body has another form: the answer is not from Cairn's server.
     """
     try:
         return kind.model_validate_json(response.content)

@@ -14,7 +14,7 @@ import httpx
 _UNCHANGING: Final = frozenset({"GET", "HEAD"})
 _NOTHING_DONE: Final = frozenset({"urn:cairn:problem:not-ready"})
 _NEVER_SENT: Final = (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.LocalProtocolError)
-_LONGEST: Final = 5.0  # seconds; a longer Retry-After of the server wins
+_LONGEST: Final = 5.0  # seconds, unless the server's Retry-After is longer
 _JITTER: Final = 0.25
 
 
