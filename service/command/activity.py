@@ -110,7 +110,8 @@ class SnapshotSource:
         """Take a snapshot.
 
         Raises:
-            ProblemResponseError, ServerUnreachableError: The control plane does not answer.
+            ProblemResponseError: The control plane refuses a request.
+            ServerUnreachableError: The control plane does not answer.
         """
         seen: dict[Hashable, tuple[float, int]] = {}
         runs, more = self._runs()
@@ -161,15 +162,15 @@ class SnapshotSource:
     def _sizes(self, run: Run) -> tuple[dict[tuple[int, int], int] | None, int | None]:
         """Read the bytes of each step from the store, and those of the latest complete step.
 
-        Only the store knows the size of a step in flight. `_saves` asks it only for runs with a
-        save in flight.
+        Only the store knows the size of a step in flight. The first is None if the store does not
+        answer, the second also if the run has no complete step.
         """
         try:
             steps = self.client.usage(run.name, root=run.root).steps
         except ProblemResponseError as error:
             if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
-            return None, None  # without its store the catalog's data is still shown
+            return None, None  # without its store, the catalog's part is still shown
         whole = [step for step in steps if step.state in _WHOLE]
         latest = max(whole, key=lambda step: step.step, default=None)
         sizes = {(step.step, step.attempt): step.bytes for step in steps}

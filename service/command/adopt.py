@@ -1,4 +1,4 @@
-"""`cairn adopt`: imports checkpoints of plain Orbax into a run, where they lie."""
+"""`cairn adopt`: lists checkpoints of plain Orbax in a run, without copying them."""
 
 from dataclasses import asdict
 from json import loads
@@ -51,12 +51,12 @@ def adopt(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """List the checkpoints of plain Orbax in a run, where they lie.
+    """List the checkpoints of plain Orbax in a run, without copying them.
 
-    It reads each checkpoint once, and never changes anything in FOLDER. A later call adds new
-    checkpoints, and names those that were removed or changed. It needs no running control plane.
-    The exit status is 1 if a checkpoint is not listed, or has changed since it was adopted. With
-    --config and --map each step has an item "model" that `cairn convert` exports.
+    The command reads each checkpoint once, and never changes anything in FOLDER. A later call adds
+    new checkpoints, and names those that were removed or changed. It needs no running control
+    plane. The exit status is 1 if a checkpoint is not listed, or has changed since it was adopted.
+    With --config and --map each step has an item "model" that `cairn convert` exports.
     """
     if (config is None) != (paths is None):
         raise typer.BadParameter("--config and --map go together")

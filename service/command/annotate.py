@@ -16,7 +16,11 @@ app: Final = typer.Typer()
 
 
 def labels_of(texts: list[str] | None) -> dict[str, str]:
-    """Parse labels that are written as NAME=TEXT."""
+    """Parse labels that are written as NAME=TEXT, into texts by name.
+
+    Raises:
+        BadParameter: A text has another form.
+    """
     labels = {}
     for text in texts or ():
         name, sign, value = text.partition("=")
@@ -75,7 +79,7 @@ def annotate(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Note labels and metrics of a checkpoint, after its save.
+    """Set labels and metrics of a checkpoint, after its save.
 
     Labels and metrics that you do not name stay. For a store URI
     (gs://bucket/runs/my-run@production), or a path with ./ or / in front, the command changes the

@@ -76,12 +76,12 @@ def _copy(source: Path, target: Path) -> Path:
     unfinished = target.with_name(f"{target.name}{UNFINISHED}")
     unfinished.unlink(missing_ok=True)
     try:
-        make_private(str(unfinished))  # while it is empty: nobody else reads any of it
+        make_private(str(unfinished))  # while it is empty, so that nobody else can read any of it
         with (
             closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=rw", uri=True)) as database,
             closing(sqlite3.connect(unfinished)) as copy,
         ):
-            database.backup(copy)  # in one go: a snapshot, and no writer waits for it
+            database.backup(copy)  # in one call: a snapshot, and no writer waits for it
             ((verdict,),) = copy.execute("PRAGMA integrity_check(1)").fetchall()
             if verdict != "ok":
                 raise BackupError(

@@ -31,9 +31,12 @@ app: Final = typer.Typer()
 
 
 def _best(text: str) -> dict[str, Any]:
-    """Parse METRIC, METRIC:max, METRIC:COUNT or METRIC:max:COUNT, from the right.
+    """Parse METRIC, METRIC:max, METRIC:COUNT or METRIC:max:COUNT into fields of `KeepBest`.
 
-    A name of a metric may contain colons.
+    The text is split from the right, since a metric's name may contain colons.
+
+    Raises:
+        BadParameter: The text has another form.
     """
     rest, mode, count = text, "min", 1
     head, _, tail = rest.rpartition(":")
@@ -104,7 +107,7 @@ def undelete(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Take the deletion of a step back."""
+    """Undo the deletion of a step."""
     run, number = _step(step)
     with Client(url) as client:
         back = client.undelete(run, number, attempt=attempt, root=root)
@@ -145,7 +148,7 @@ def prune(
     """List the steps that a policy deletes; --apply deletes them.
 
     A step stays if any rule keeps it. The latest step and steps that aliases name always stay.
-    Refused if no step has a metric or a label that you name.
+    The command is refused if you name a metric or a label that no step has.
     Without --apply nothing is deleted; with it, each step can be undeleted for a while.
     """
     policy = {
@@ -176,7 +179,7 @@ def gc(
     delete: Annotated[bool, typer.Option("--delete", help="Remove it, not only list it.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """List what a run needs no more, or remove it.
+    """List the garbage of a run, or remove it.
 
     Garbage is: deleted steps whose grace time is over, incomplete steps whose writer is gone, and
     exports of steps that are gone. The command reads the store itself, without a control plane; a
@@ -210,10 +213,10 @@ def gc(
 
 
 def _step(text: str) -> tuple[str, int]:
-    """Parse RUN/steps/N, the only address that a deletion takes.
+    """Parse RUN/steps/N, the only form of address that a deletion accepts.
 
     Raises:
-        AddressError: The text is another address, or none.
+        AddressError: The text has another form.
     """
     address = Address.parse(text)
     if address.step is None:

@@ -114,7 +114,7 @@ app = typer.Typer(
 index = typer.Typer(help="Rebuild the catalog, the database that indexes the store.")
 app.add_typer(index, name="index")
 app.add_typer(init_commands.app)
-app.add_typer(clean_up_commands.app)  # without a name: its commands stand beside the others
+app.add_typer(clean_up_commands.app)  # without a name: these are commands of `cairn` itself
 app.add_typer(verify_commands.app)
 app.add_typer(adoption_commands.app)
 app.add_typer(create_commands.app)
@@ -165,7 +165,7 @@ def cairn(
         ),
     ] = None,
 ) -> None:
-    """See HELP."""
+    """Handle the options that stand before the name of a command; the help text is `HELP`."""
     if env_file is not None:
         from cairn.service.command.variables import read_env_file  # loads all settings
 
@@ -201,7 +201,7 @@ def serve(
     """Run the control plane and its web page.
 
     Options override the CAIRN_* environment variables. SIGTERM or Ctrl-C ends it; interrupted jobs
-    go on at the next start.
+    continue at the next start.
     """
     from cairn.service.command.server_process import serve_until_signalled  # takes seconds
     from cairn.service.settings import DEFAULT_ROOT, load_settings
@@ -237,10 +237,11 @@ def work(
     adopt_from: AdoptFromOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Execute jobs of a control plane, beside it.
+    """Run a worker, which executes jobs of a control plane beside the server.
 
     It needs the settings of the server (CAIRN_*), and a name that no other live worker has. SIGTERM
-    or Ctrl-C ends it; interrupted jobs go on at its next start, or another worker takes them over.
+    or Ctrl-C ends it; interrupted jobs continue at its next start, or another worker takes them
+    over.
     """
     from cairn.service.command.worker_process import work_until_signalled  # takes seconds
     from cairn.service.settings import DEFAULT_ROOT, load_settings
@@ -285,7 +286,7 @@ def runs(
 ) -> None:
     """List runs.
 
-    The server lists the store every few seconds, and finds runs that nobody has announced.
+    The server reads the store every few seconds, and finds runs that no job has announced.
 
     A FILTER joins conditions with AND, OR, NOT: labels.team = "nlp" AND latest_step > 1000. Fields:
     root, name, created, bytes, latest_step, checkpoint_count, labels.NAME, aliases:NAME.
@@ -367,8 +368,8 @@ def promote(
 ) -> None:
     """Point an alias at a step.
 
-    Refused if somebody else moves the alias at the same time. Without --create or --expect, the
-    command reads the alias first, and moves it only if it has not changed since.
+    The command is refused if somebody else moves the alias at the same time. Without --create or
+    --expect, it reads the alias first, and moves it only if it has not changed since.
     """
     if create and expect is not None:
         raise typer.BadParameter("--create and --expect exclude each other")
@@ -507,7 +508,7 @@ def path(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print the folder of a checkpoint, for plain Orbax.
+    """Print the folder of a checkpoint; plain Orbax can load it.
 
     For a store URI (gs://bucket/runs/my-run@production), or a path with ./ or / in front, the
     command reads the store itself, without a control plane.
@@ -550,7 +551,7 @@ def operations(
 
 @app.command()
 def watch(operation: OperationArgument, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Follow a job to its end."""
+    """Show the progress of a job until it ends."""
     with Client(url) as client:
         _report(client, client.operation(operation), watch=True, json=json)
 
@@ -570,9 +571,9 @@ def cancel(operation: OperationArgument, url: UrlOption = None, json: JsonOption
 def rebuild(
     root: StoreOption = None, data_dir: DataOption = None, json: JsonOption = False
 ) -> None:
-    """Make it anew from the store.
+    """Rebuild the index of the catalog from the store.
 
-    It needs no running control plane, and does not disturb one.
+    The command needs no running control plane, and does not disturb one.
     """
     from cairn.service.catalog.engine import Catalog
     from cairn.service.catalog.refresh import Index
@@ -595,7 +596,10 @@ def rebuild(
 
 
 def main() -> None:
-    """Run the command; print errors that users can act on as a line or, with --json, a problem."""
+    """Run the command.
+
+    Errors that users can act on are printed as one line or, with --json, as a problem.
+    """
     sys.exit(_run(sys.argv[1:]))
 
 
@@ -640,7 +644,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _complete_after(prefix: str) -> int:
-    """Print completions without the prefix that the shell has already."""
+    """Print completions without the prefix that the shell has already; return the exit status."""
     answers = io.StringIO()
     with contextlib.redirect_stdout(answers), contextlib.suppress(SystemExit):
         app((), prog_name="cairn")
@@ -676,7 +680,7 @@ def _end_quietly() -> int:
 
 
 def _drop_output() -> None:
-    """Send unflushed output to /dev/null: Python flushes at exit, and would fail again."""
+    """Redirect standard output to /dev/null: at exit, Python flushes it and would fail again."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

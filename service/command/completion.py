@@ -1,7 +1,7 @@
-"""Shell completion: names that the control plane knows, and values of options.
+"""Shell completion: names that the control plane has, and values of options.
 
 The control plane has one second to answer. If it does not, there are no completions and no error
-text: an error in the middle of a line that somebody types helps nobody.
+text, which would appear in the middle of the line that the user types.
 """
 
 import threading
@@ -24,7 +24,7 @@ _MOST: Final = 500
 
 _BASH: Final = "complete_bash"
 _JOINTS: Final = ("@", "=")
-"""Characters at which Bash splits a word, and which it passes on as words of their own."""
+"""Characters at which Bash splits a word; it passes each of them as a word of its own."""
 
 
 def runs(context: typer.Context, incomplete: str) -> list[str]:
@@ -128,7 +128,12 @@ def _steps(context: typer.Context, run: str) -> list[str]:
 
 
 def _fetch(context: typer.Context, question: Callable[[Client], Iterable[str]]) -> list[str]:
-    """Return the names that a query yields before the deadline; an empty list after an error."""
+    """Return the names that a query yields before the deadline; an empty list after an error.
+
+    Args:
+        context: Context of the completion, with the options that the line already has.
+        question: Function that yields the names, with a client of the control plane.
+    """
     names: list[str] = []
     url: Any = context.params.get("url")
 
@@ -136,7 +141,7 @@ def _fetch(context: typer.Context, question: Callable[[Client], Iterable[str]]) 
         try:
             with Client(url, timeout=_SECONDS) as client:
                 names.extend(islice(question(client), _MOST))
-        except Exception:  # no error text in a line that somebody types
+        except Exception:  # no error text in the line that the user types
             return
 
     # join() bounds the whole query, retries included; a daemon thread does not delay the exit.

@@ -1,4 +1,4 @@
-"""`cairn create`: makes a run before its job starts."""
+"""`cairn create`: creates a run before its job starts."""
 
 from typing import Annotated, Final
 
@@ -26,10 +26,10 @@ def create(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a run before its job starts, and print its URI.
+    """Create a run before its job starts, and print its URI.
 
     A job that saves there later writes into this run. For a store URI (gs://bucket/runs/my-run), or
-    a path with ./ or / in front, the command makes the run in the store itself, without a control
+    a path with ./ or / in front, the command creates the run in the store itself, without a control
     plane and its audit trail.
     """
     labels = labels_of(label)

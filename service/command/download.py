@@ -19,7 +19,7 @@ app: Final = typer.Typer()
 
 
 class DownloadedStep(Response):
-    """Output of `--json`."""
+    """Document that `cairn download --json` prints."""
 
     run: str
     step: int
@@ -42,9 +42,9 @@ def download_command(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Copy the files of a checkpoint, which plain Orbax reads.
+    """Copy the files of a checkpoint; plain Orbax reads the copy.
 
-    Each file is checked against its size and CRC-32C, and appears once it is whole. After an
+    Each file is checked against its size and CRC-32C, and appears once it is complete. After an
     interruption, the same command continues the download. For files that PyTorch loads, see
     `cairn pull`.
     """

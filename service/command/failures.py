@@ -152,7 +152,7 @@ def exit_status(error: Exception) -> ExitStatus:
         if kind in _DAMAGED:
             return ExitStatus.DAMAGED
         if kind == _FOREIGN and error.status == 404:
-            return ExitStatus.NOT_READY  # another kind of server has answered
+            return ExitStatus.NOT_READY  # the answer is from another kind of server
     if isinstance(error, ProblemResponseError | ProblemError):
         return _OF_ANSWERS.get(error.status, ExitStatus.FAILED)
     return _kind(error)[0]

@@ -42,9 +42,9 @@ def init(
 ) -> None:
     """Set up a folder to start a control plane with.
 
-    The folder gets a store for runs, unless --root names one, a folder for the databases, and
-    cairn.env, which names both. The command tests whether the store keeps the promises that runs
-    rely on, and removes its test files. It never replaces settings that are there already.
+    The folder gets a folder for the databases; a store for runs, unless --root names one; and
+    cairn.env, a file that names both. The command tests whether the store keeps the promises that
+    runs need, and removes its test files. It never replaces settings that are there already.
     """
     from cairn.storage.store_checks.probe import probe_now  # needs what a server needs
 
@@ -86,7 +86,7 @@ def init(
 
 
 def _refuse_others(path: Path, text: str) -> None:
-    """Raise SetUpError if the file has other settings: somebody may need them."""
+    """Raise `SetUpError` if the file has other settings, which somebody may need."""
     try:
         present = path.read_bytes()
     except FileNotFoundError:
@@ -100,7 +100,7 @@ def _refuse_others(path: Path, text: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Make the file with mode 600: its owner may add a database password to it."""
+    """Write the file with mode 600, since its owner may add a database password to it."""
     try:
         with open(path, "xb", opener=private_opener) as file:
             file.write(text.encode())

@@ -1,4 +1,4 @@
-"""`cairn keys`: makes, lists and revokes keys in the database: the API may have no key yet."""
+"""`cairn keys`: creates, lists and revokes keys in the database, which needs no key itself."""
 
 import getpass
 import re
@@ -64,14 +64,14 @@ def create(
     data_dir: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a key, and print it: this once."""
+    """Create a key and print it; it cannot be shown again."""
     from cairn.service.actions import keys  # imports what a server needs
 
     lifetime = None if expires is None else parse_duration(expires)
     if lifetime is not None and not 0 < lifetime <= MAX_GRACE_SECONDS:
         raise typer.BadParameter(f"expected some time, a hundred years at most, found {expires!r}")
     request = KeyRequest(name=name, scope=scope, roots=root or None, expires_seconds=lifetime)
-    # The file first: if it cannot be created, no key is made whose secret nobody sees.
+    # The file first: if it cannot be created, no key is made whose secret is lost.
     with secret_file(output) as file, _plane(data_dir) as (plane, caller):
         created = keys.create_key(plane, caller, request)
         if file is not None:
@@ -119,7 +119,7 @@ def revoke(
     data_dir: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have a key count no more, for good; running servers refuse it within seconds."""
+    """Revoke a key for good; running servers refuse it within seconds."""
     from cairn.service.actions import keys  # imports what a server needs
 
     with _plane(data_dir) as (plane, caller):
@@ -132,7 +132,7 @@ def revoke(
 
 @contextmanager
 def _plane(data_dir: Path | None) -> "Iterator[tuple[ControlPlane, Caller]]":
-    """Open the control plane of the settings, without jobs, with the shell's user as caller."""
+    """Open the control plane of the settings, without jobs; the caller is the shell's user."""
     from cairn.service.access.callers import Caller
     from cairn.service.actions.plane import ControlPlane
     from cairn.service.catalog.engine import Catalog
@@ -143,7 +143,7 @@ def _plane(data_dir: Path | None) -> "Iterator[tuple[ControlPlane, Caller]]":
     settings.prepare()
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have a number only
+    except (KeyError, OSError):  # a user in a container may have no name
         user = "unknown"
     catalog = Catalog.open(settings.database_url, auto_upgrade=settings.auto_upgrade)
     try:

@@ -13,10 +13,10 @@ maintenance_app: Final = typer.Typer()
 
 @maintenance_app.command()
 def upgrade(data_dir: DataOption = None, json: JsonOption = False) -> None:
-    """Bring the databases to this version.
+    """Migrate the databases to this version.
 
-    The command takes the settings of the server (CAIRN_*). Servers and workers of the version
-    before go on meanwhile. A database that is up to date stays as it is.
+    The command uses the settings of the server (CAIRN_*). Servers and workers of the previous
+    version continue meanwhile. A database that is up to date stays as it is.
     """
     from cairn.service.catalog.engine import upgrade_catalog  # takes seconds
     from cairn.service.jobs.dbos_engine.database import upgrade_jobs
@@ -48,7 +48,7 @@ def backup(
     data_dir: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Copy what the store does not hold: audit trail and jobs.
+    """Copy the databases, which have what the store lacks: audit trail and jobs.
 
     The command copies SQLite databases while they are in use; a server can start with the copies
     as its data folder. For PostgreSQL it prints the command to run.

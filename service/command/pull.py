@@ -31,7 +31,7 @@ EVERY_SECONDS: Final = 10.0
 
 
 class PulledStep(Response):
-    """Line of the output of `--json`."""
+    """Line that `cairn pull --json` prints for each new export."""
 
     run: str
     step: int

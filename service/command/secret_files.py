@@ -1,4 +1,4 @@
-"""`--output` of commands that show a secret once: a new file that only its owner may read."""
+"""`--output` of commands that show a secret once: a new file that only its owner can read."""
 
 import os
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ SecretFileOption = Annotated[
 
 @contextmanager
 def secret_file(path: Path | None) -> Iterator[TextIO | None]:
-    """Create a new file for a secret, and remove it if the block fails; yield None for no path.
+    """Open a new file for a secret, and remove it if the block fails; without a path, yield None.
 
     Raises:
         typer.BadParameter: The path exists already, even as a dangling link.

@@ -1,4 +1,4 @@
-"""Steps of a control plane, as the commands read them that show a checkpoint's contents."""
+"""Steps of a control plane, for the commands that show a checkpoint's contents."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +33,7 @@ class ServedStep:
         self._run, self._step = find_step(client, Address.parse(checkpoint), root)
 
     def noted(self) -> Checkpoint:
-        """Return the step's metadata: state, size, aliases, labels, metrics."""
+        """Return the step as the API returns it: state, size, aliases, labels, metrics."""
         return self._client.checkpoint(self._run, self._step, root=self._root, refresh=True)
 
     def tensors(self, item: str | None, prefix: str) -> Iterator[Tensor]:
@@ -79,7 +79,14 @@ class ServedStep:
         )
 
     def diff(self, other: "ServedStep", values: bool, item: str | None, prefix: str) -> StepDiff:
-        """Compare this step with another one."""
+        """Compare this step with another one.
+
+        Args:
+            other: Step to compare with.
+            values: Compare the values of leaves that differ.
+            item: Only leaves of this item; None: of all.
+            prefix: Only leaves whose path begins with this text.
+        """
         first, *more = self._client.diff(
             self._run,
             self._step,

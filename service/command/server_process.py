@@ -60,24 +60,27 @@ def serve_until_signalled(settings: Settings, announce: Callable[[str], None]) -
         ws="none",
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         log_config=None,  # uvicorn's loggers then use the handlers of `start_logging`
-        access_log=False,  # our own access log has a line for each request
+        access_log=False,  # the application's own access log has a line for each request
         lifespan="on",
         timeout_graceful_shutdown=GRACE_SECONDS,
-        proxy_headers=False,  # the peer is whoever connects: a proxy here vouches for its clients
+        proxy_headers=False,  # headers of a proxy are not trusted: the peer's address counts
     )
     server = _Server(config, application, lambda: announce(url))
     _allow_open_files(4 * BoundedConnection.most)
     with listener:
         try:
             server.run(sockets=[listener])
-        except SystemExit as exc:  # uvicorn exits after a failed startup; it has logged others
+        except SystemExit as exc:  # uvicorn exits after a failed startup; it logged other errors
             if startup.failure is None:
                 raise
             raise startup.failure from exc
 
 
 def _warn_of_new_databases(settings: Settings) -> None:
-    """Warn if a store starts with new databases although others exist: it may have been moved."""
+    """Warn if a store gets new databases although another folder has databases.
+
+    The store may have been moved, and its databases are in the folder of its old address.
+    """
     if {"data_dir", "database_url"} & settings.model_fields_set:
         return
     if others := folders_beside(settings.data_dir):
@@ -101,7 +104,10 @@ def _allow_open_files(count: int) -> None:
 def _listen(host: str, port: int) -> socket.socket:
     """Open the listening socket.
 
-    The caller does so before it opens anything else: a taken port then changes nothing.
+    The caller does so before anything else: if the port is taken, nothing has changed.
+
+    Raises:
+        ServeError: The address is taken, unknown, or not allowed.
     """
     bare = host.removeprefix("[").removesuffix("]")
     try:
@@ -110,7 +116,8 @@ def _listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
         return socket.create_server(address[:2], family=family)
     except OSError as exc:
-        # create_server() repeats the address in its text; getaddrinfo() has its own error numbers.
+        # create_server() repeats the address in its error's text; getaddrinfo() has its own error
+        # numbers.
         found_text = (
             exc.strerror if isinstance(exc, socket.gaierror) else os.strerror(exc.errno or 0)
         )
@@ -121,7 +128,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn server that announces itself, and exits with status 0 after a signal."""
+    """Uvicorn server that announces its URL, and exits with status 0 after a signal."""
 
     def __init__(
         self, config: uvicorn.Config, application: FastAPI, announce: Callable[[], None]
@@ -150,14 +157,12 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         plane: ControlPlane | None = getattr(self._application.state, "plane", None)
         if plane is not None and plane.engine is not None:
-            plane.engine.stopping = (
-                True  # ends event streams now; their clients reconnect to the next server
-            )
+            plane.engine.stopping = True  # ends event streams now
         await super().shutdown(sockets)
 
 
 class _Startup:
-    """ASGI wrapper that keeps an expected error of the startup, in place of a logged traceback."""
+    """ASGI wrapper that keeps an expected error of the startup, so that no traceback is logged."""
 
     def __init__(self, application: FastAPI) -> None:
         self._application = application

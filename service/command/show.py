@@ -53,7 +53,7 @@ class Branch:
 
     @property
     def kind(self) -> object:
-        """Key that is equal for branches that look alike."""
+        """Key that is equal for branches with equal leaves below them."""
         leaves = ((name, *_shown(leaf)) for name, leaf in self.leaves.items())
         return tuple(leaves), tuple((name, branch.kind) for name, branch in self.branches.items())
 
@@ -76,7 +76,7 @@ def show(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show one checkpoint: its notes, its leaves, their sharding.
+    """Show one checkpoint: its labels and metrics, its leaves, their sharding.
 
     On a terminal, numbered layers that are alike share one branch. The command reads only the
     index, unless --stats asks for values. It reads a store URI or path in the store itself.

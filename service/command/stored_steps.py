@@ -1,4 +1,4 @@
-"""Steps of a store, as the commands read them that show a checkpoint's contents."""
+"""Steps of a store, for the commands that show a checkpoint's contents."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ class StoredStep:
     """Listed step of a store, read without a control plane."""
 
     def __init__(self, checkpoint: str) -> None:
-        """Find the step of a URI or path, with an alias or a step.
+        """Find the step of a URI or path that ends with an alias or a step.
 
         Raises:
             StorageError: There is no such step.
@@ -40,7 +40,7 @@ class StoredStep:
         self.run, self.info = resolve_checkpoint(checkpoint, damaged=None)
 
     def noted(self) -> Checkpoint:
-        """Return the step's metadata: state, size, aliases, labels, metrics."""
+        """Return the step in the form of the API: state, size, aliases, labels, metrics."""
         manifest, entries = self.run.manifest(self.info), annotation_of(self.run, self.info)
         aliases = self.run.aliases.list()
         index = manifest.index
@@ -101,7 +101,7 @@ class StoredStep:
         return plan_step(self._open, self._name, uri, request, after=0, limit=None)[0]
 
     def diff(self, other: "StoredStep", values: bool, item: str | None, prefix: str) -> StepDiff:
-        """Compare this step with another one."""
+        """Compare this step with another one; arguments as in `ServedStep.diff`."""
         return diff_steps(self._side, other._side, DiffSelection(item, prefix, values))[0]
 
     @property

@@ -1,4 +1,4 @@
-"""`cairn tensors` and `cairn diff`: leaves and values of a checkpoint, and differences of two."""
+"""`cairn tensors` and `cairn diff`: leaves of a checkpoint, and differences between two."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -238,11 +238,14 @@ def _print_diff(diff: StepDiff) -> None:
 
 
 def _rank(leaf: LeafDifference) -> tuple[int, float]:
-    """Return a sort key: leaves of one step only, then other shapes, then the largest changes."""
+    """Return a sort key: leaves of one step first, then other shapes or dtypes, then changes.
+
+    Large relative changes come before small ones.
+    """
     place = 0 if leaf.change in _CHANGES else 1 if leaf.change in ("shape", "dtype") else 2
     if leaf.values is None or not leaf.values.differing:
         return place, 0.0
-    change = leaf.values.relative  # None: from all zeros, or not finite; such a change sorts first
+    change = leaf.values.relative  # None (from zeros, or not finite) sorts first
     return place, -math.inf if change is None or math.isnan(change) else -change
 
 

@@ -57,18 +57,18 @@ def top(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what is going on: runs, saves in flight, jobs. q or Ctrl-C ends it.
+    """Show runs, saves in flight and jobs, again and again; q or Ctrl-C ends it.
 
-    For a save, it shows the bytes in the store and, from the second look on, how fast they grow: a
-    bucket shows an object only once it is complete. If standard output is not a terminal, it looks
-    once.
+    For a save, it shows the bytes in the store and, from the second time on, how fast they grow: a
+    bucket shows an object only once it is complete. If standard output is not a terminal, the
+    command prints once and ends.
     """
     for name in runs or ():
         check_run_name(name)
     seconds = _SECONDS if every is None else every
     if seconds <= 0:
         raise typer.BadParameter("--every: expected more than no time, found 0")
-    with Client(url, retry_seconds=min(seconds, _SECONDS)) as client:  # the next look asks again
+    with Client(url, retry_seconds=min(seconds, _SECONDS)) as client:  # it is asked again soon
         source = SnapshotSource(client, root, runs or (), most)
         first = source.snapshot()
         if json:
@@ -80,7 +80,7 @@ def top(
 
 
 def _print(activity: Activity) -> None:
-    """Print the tables one below the other, each with its titles, even without rows."""
+    """Print the tables one below the other, with their titles even if they have no rows."""
     print_table(console, _RUNS, _run_rows(activity))
     for titles, rows in ((_SAVES, _save_rows(activity)), (_JOBS, _job_rows(activity))):
         print(file=console.file)
@@ -88,7 +88,14 @@ def _print(activity: Activity) -> None:
 
 
 def _watch(console: Console, first: Activity, look: Callable[[], Activity], every: float) -> None:
-    """Show snapshots until a key ends it; show an error of the server, and ask it again."""
+    """Show new snapshots until a key or Ctrl-C; show an error of the server, and try again later.
+
+    Args:
+        console: Terminal.
+        first: First snapshot.
+        look: Function that takes a snapshot.
+        every: Seconds between two snapshots.
+    """
     latest, problem = first, ""
     with (
         suppress(KeyboardInterrupt),
@@ -107,7 +114,7 @@ def _watch(console: Console, first: Activity, look: Callable[[], Activity], ever
 def _keys() -> Iterator[Callable[[float], bool]]:
     """Yield a function that waits some seconds, and returns True if a key ends the command.
 
-    The terminal passes on single keys meanwhile, without Enter.
+    During the block, the terminal passes on each key at once, without Enter.
     """
     if not sys.stdin.isatty():
         yield _wait

@@ -1,4 +1,4 @@
-"""The `CAIRN_*` variables: known names, misspelt names, and a file that sets some."""
+"""`CAIRN_*` variables: those that Cairn reads, misspelt ones, and a file that sets some."""
 
 import logging
 import re
@@ -36,9 +36,9 @@ def known_variables() -> list[str]:
 
 
 def unread_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the `CAIRN_*` variables that nothing reads, with the most similar known name of each.
+    """Return the `CAIRN_*` variables that Cairn does not read, each with the most similar name.
 
-    The similar name is None if no known name comes close.
+    The similar name is None if no variable that Cairn reads has one.
     """
     variables = known_variables()
     return {
@@ -49,7 +49,7 @@ def unread_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def warn_of_misspelt(environment: Mapping[str, str]) -> None:
-    """Warn of variables with a likely misspelt name: the setting keeps its default."""
+    """Warn of variables whose name is probably misspelt, since they have no effect."""
     for name, near in unread_variables(environment).items():
         if near is not None:
             logger.warning("%s: nothing reads a variable of that name; is %s meant?", name, near)

@@ -99,7 +99,7 @@ def _list_verification(run: str, verification: dict[str, Any]) -> None:
 
 
 def _newest_sound(client: Client, run: str, root: str) -> int | None:
-    """Return the highest listed step that is not damaged."""
+    """Return the highest listed step that is not damaged; None: there is none."""
     sound = CheckpointState.LISTED
     listed = client.checkpoints(run, root=root, state=sound, page_size=1, refresh=True)
     first = next(listed, None)
@@ -107,7 +107,7 @@ def _newest_sound(client: Client, run: str, root: str) -> int | None:
 
 
 def _advise(run: str, reports: list[dict[str, Any]], good: int | None) -> None:
-    """Print what is refused for damaged steps from now on, and how to recover."""
+    """Print which requests are refused for damaged steps from now on, and how to recover."""
     for report in reports:
         step = f"{run}/steps/{report['step']}"
         if report["sound"]:
@@ -145,7 +145,7 @@ def repair(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Rebuild damaged or lost records of a run from the others.
+    """Rebuild damaged or lost records of a run from its other records.
 
     The exit status is 7 if a record can't be rebuilt. Replaced records are kept below `damaged/`.
     """

@@ -15,7 +15,7 @@ from cairn.service.schemas import Operation, OperationState
 from cairn.service.sizes import size_text
 
 Show = Callable[[Iterable[Operation], Operation], Operation]
-"""Function that shows a given state of an operation and each later one; returns the last."""
+"""Function that shows an operation and each of its later states, and returns the last one."""
 
 
 def watch_operation(client: Client, operation: Operation, show: Show) -> Operation:
@@ -59,13 +59,13 @@ def on_console(console: Console) -> Show:
 
 
 def silently(states: Iterable[Operation], operation: Operation) -> Operation:
-    """Wait for the last state and show nothing."""
+    """Wait until the operation has ended, without output; return its last state."""
     # A deque of one drains the stream and keeps its last state.
     return next(iter(deque(states, maxlen=1)), operation)
 
 
 def as_json(client: Client) -> Show:
-    """Print each state to standard output as a line of JSON, the last with its `result_of`."""
+    """Return a function that prints each state as a line of JSON, the last one with its result."""
 
     def show(states: Iterable[Operation], operation: Operation) -> Operation:
         last = operation
@@ -93,7 +93,7 @@ def _with_bar(states: Iterable[Operation], operation: Operation, console: Consol
 
 
 def _with_lines(states: Iterable[Operation], operation: Operation, console: Console) -> Operation:
-    """Print a line when the message changes or another tenth is done, so that logs stay short."""
+    """Print a line whenever the message changes or another tenth of the bytes is done."""
     last = operation
     last_printed: tuple[str, int] | None = None
     for last in states:

@@ -50,8 +50,8 @@ def create(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have events sent to an address, and print the secret that they are signed with: this once."""
-    # The file first: if it cannot be created, no webhook is made whose secret nobody sees.
+    """Create a webhook, and print the secret that signs its messages; it cannot be shown again."""
+    # The file first: if it cannot be created, no webhook is made whose secret is lost.
     with secret_file(output) as file, Client(url) as client:
         created = client.create_webhook(address, kinds=kind or None, roots=root or None, runs=runs)
         if file is not None:
@@ -71,7 +71,7 @@ def create(
 
 @webhooks_app.command("list")
 def list_webhooks(url: UrlOption = None, json: JsonOption = False) -> None:
-    """List who is told, of what, and how many events were not taken."""
+    """List the webhooks, with the number of events that are pending or could not be delivered."""
     with Client(url) as client:
         listed = client.webhooks()
     if json:
@@ -96,7 +96,7 @@ def list_webhooks(url: UrlOption = None, json: JsonOption = False) -> None:
 
 @webhooks_app.command()
 def delete(webhook: WebhookArgument, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Send to an address no more; what was not delivered is dropped."""
+    """Delete a webhook; events that were not delivered are dropped."""
     with Client(url) as client:
         client.delete_webhook(webhook)
         left = client.webhooks()
@@ -108,7 +108,7 @@ def delete(webhook: WebhookArgument, url: UrlOption = None, json: JsonOption = F
 
 @webhooks_app.command("test")
 def send_test(webhook: WebhookArgument, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Send an event that did not happen."""
+    """Send a test event to a webhook."""
     with Client(url) as client:
         _print_delivery(client.test_webhook(webhook), json=json)
 
@@ -125,7 +125,7 @@ def deliveries(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List what became of each event, newest first."""
+    """List the deliveries of a webhook, newest first."""
     with Client(url) as client:
         listed = [*islice(client.deliveries(webhook, state=state), most)]
     if json:
@@ -141,7 +141,7 @@ def redeliver(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Send an event again, whatever came of it; later ones of its run wait for it."""
+    """Send an event again, even a delivered one; later events of its run wait for it."""
     with Client(url) as client:
         _print_delivery(client.redeliver(webhook, delivery), json=json)
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def work_until_signalled(settings: Settings, announce: Callable[[], None]) -> None:
-    """Execute jobs until SIGTERM or SIGINT; interrupted jobs go on at the next start.
+    """Execute jobs until SIGTERM or SIGINT; interrupted jobs continue at the next start.
 
     Args:
         settings: Settings of the server whose jobs the worker executes.

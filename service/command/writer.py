@@ -20,7 +20,7 @@ def writer(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show who writes a run."""
+    """Show the current or last writer of a run."""
     with Client(url) as client:
         status = client.writer(run, root=root)
     if json:
@@ -44,7 +44,7 @@ def take_over(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Take a run from its writer: another can begin at once.
+    """End the attempt of a run's writer; another writer can begin at once.
 
     Listed steps stay. A job that still runs under that writer can list no more steps. A job that
     restarts with its writer's id takes the run over by itself, and any job can once the lease has

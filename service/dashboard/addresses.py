@@ -27,7 +27,7 @@ def tensor(checkpoint: Checkpoint, item: str, path: str) -> str:
 
 
 def compare(root: str, name: str, number: int, other: tuple[str, str, int] | None = None) -> str:
-    """Return the address that compares two steps, or without `other` the form that asks for it."""
+    """Return the address of the comparison of two steps; without `other`, of the form for it."""
     query: dict[str, object] = {"root": root, "run": name, "step": number}
     if other is not None:
         query |= {"other_root": other[0], "other_run": other[1], "other": other[2]}
@@ -61,7 +61,7 @@ def leaf(root: str, name: str, number: int, path: str) -> str:
 
 
 def with_query(path: str, query: Mapping[str, str], **changes: object) -> str:
-    """Return the address of a page with changed query parameters, without None and empty ones."""
+    """Return the address of a page with changed query parameters, leaving out empty ones."""
     parameters = {**query, **changes}
     kept = {name: value for name, value in parameters.items() if value not in (None, "")}
     return path + (f"?{urlencode(kept)}" if kept else "")

@@ -20,7 +20,10 @@ def newest_sound(request: RunRequest | StepRequest) -> Checkpoint | None:
 def damage_job(
     request: RunRequest | StepRequest, caller: Caller, checkpoint: Checkpoint
 ) -> str | None:
-    """Return the id of the operation that found a step damaged, if this control plane has it."""
+    """Return the id of the operation that found a step damaged.
+
+    None if the step is not damaged, or if this control plane does not have the operation.
+    """
     if checkpoint.damaged is None or not checkpoint.damaged.job:
         return None
     try:

@@ -17,15 +17,15 @@ _API: Final = "/v1/"
 class ErrorPages:
     """ASGI middleware that turns problem answers into pages for browsers.
 
-    It wraps the whole app, the guards included, so that no page answers a browser with a JSON
-    error. Paths of the API are left alone.
+    It wraps the whole app, the guards included, so that browsers get no error as JSON. Paths of the
+    API are left alone.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and replace a problem answer by a page if a browser asked."""
+        """Pass the request on; if a browser asked for HTML, replace a problem answer by a page."""
         if scope["type"] != "http" or scope["path"].startswith(_API) or not _wants_page(scope):
             await self.app(scope, receive, send)
             return

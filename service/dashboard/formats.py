@@ -24,7 +24,7 @@ _CODE: Final = re.compile(r"`([^`]+)`")
 
 
 def apart(seconds: float) -> str:
-    """Format a duration in its largest unit: `12 min`."""
+    """Format a duration in the largest unit that fits: `12 min`."""
     for unit, name in _UNITS:
         if seconds >= unit:
             value = seconds / unit
@@ -125,7 +125,7 @@ def shape(lengths: Sequence[int]) -> str:
 
 
 def words(name: str) -> str:
-    """Return the label of a state: `in_flight` is "being written"."""
+    """Return the label of a state, such as "being written" for `in_flight`."""
     return _STATES.get(name, name.replace("_", " "))
 
 

@@ -10,9 +10,10 @@ from cairn.service.http.permitted_routes import PermittedRoute
 
 
 class CatalogPage(StoreRoute):
-    """Route of a page or form. Reads are answered from the catalog if it has the data.
+    """Route of a page or form.
 
-    Other reads, and all changes, go to the store.
+    A read is answered from the catalog if it has the data. Other reads, and all changes, go to the
+    store.
     """
 
     searches: ClassVar[frozenset[str]] = frozenset(

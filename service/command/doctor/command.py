@@ -51,11 +51,12 @@ def doctor(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Look for what is wrong here, and say how to mend it.
+    """Find problems of this installation, and show how to fix them.
 
-    It checks settings, roots, databases, the installation and the control plane, with the CAIRN_*
-    variables of this shell: run it where the server or the job runs. It changes nothing, but writes
-    test files to each root for a moment, unless --no-probe. The exit status is 1 if a check fails.
+    The command checks settings, roots, databases, the installation and the control plane, with the
+    CAIRN_* variables of this shell: run it where the server or the job runs. It changes nothing,
+    but writes test files to each root for a moment, unless --no-probe. The exit status is 1 if a
+    check fails.
     """
     seconds = _ASKED_SECONDS if timeout is None else timeout
     findings_list = run_checks(_checks(url, probe=probe, seconds=seconds), seconds=seconds * _SLACK)

@@ -1,4 +1,4 @@
-"""Checks of the databases: readable, with this version's tables. They write nothing."""
+"""Checks of the databases: they are readable and have this version's tables. Nothing is written."""
 
 import shlex
 from collections.abc import Callable, Iterator
@@ -33,7 +33,12 @@ def check_catalog(url: str, *, seconds: float) -> Iterator[Finding]:
 
 
 def check_jobs(url: str, *, seconds: float) -> Iterator[Finding]:
-    """Check that the database of jobs has its tables, whose version is up to the job engine."""
+    """Check that the database of jobs has the tables that this version of the job engine needs.
+
+    Args:
+        url: Address of the database.
+        seconds: Time to wait for an answer.
+    """
     yield from _check_database("jobs", "CAIRN_JOBS_DATABASE_URL", url, seconds, _job_tables)
 
 
@@ -104,7 +109,7 @@ def _check_database(
             text = f"{path}: expected mode 600, found {mode:o}: others may read secrets in it"
             yield Finding(check, Outcome.WARN, text, f"chmod 600 {shlex.quote(str(path))}")
         engine = _engine(parsed, seconds)
-    except SQLAlchemyError:  # not its text, which may have the password
+    except SQLAlchemyError:  # not the error's text, which may have the password
         text = f"{setting}: expected one such as sqlite:////srv/cairn/catalog.sqlite or "
         text += "postgresql+psycopg://user:password@host/database, found another text"
         yield Finding(check, Outcome.FAIL, text, f"correct {setting}")

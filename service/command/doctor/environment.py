@@ -51,14 +51,14 @@ def _readable_by_all(name: str, path: Path) -> Iterator[Finding]:
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError:
-        return  # whoever needs the file reports it
+        return  # the check that needs the file reports it
     if mode & 0o007:
         text = f"{name}: {path}: expected mode 600, found {mode:o}: it may have a secret"
         yield Finding("settings", Outcome.WARN, text, f"chmod o= {shlex.quote(str(path))}")
 
 
 def _shown(name: str, value: str) -> str:
-    """Return the value without secrets."""
+    """Return the value of a variable; `***` in place of a secret."""
     return "***" if _SECRET.search(name.upper()) else without_passwords(value)
 
 

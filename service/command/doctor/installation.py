@@ -61,7 +61,9 @@ def check_versions() -> Iterator[Finding]:
 
 
 def check_entry_points(path: Sequence[str]) -> Iterator[Finding]:
-    """Check that the installation registers this code's entry points: an older one may not.
+    """Check that the installation registers the entry points of this code.
+
+    After an update of an editable install, those of an older version may be registered.
 
     Args:
         path: Import path, such as `sys.path`.
@@ -89,7 +91,7 @@ def check_entry_points(path: Sequence[str]) -> Iterator[Finding]:
 
 
 def check_names(path: Sequence[str]) -> Iterator[Finding]:
-    """Check that no other package shadows `cairn`, or has the name of one of its parts.
+    """Check that no other package shadows `cairn`, or has the name of one of its subpackages.
 
     Args:
         path: Import path, such as `sys.path`.
@@ -123,7 +125,7 @@ def check_names(path: Sequence[str]) -> Iterator[Finding]:
 
 
 def _installed_place() -> Path | None:
-    """Return the folder of the installed package; None if only a source tree is there."""
+    """Return the folder of the installed package; None if Cairn runs without being installed."""
     try:
         installed = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Check of the control plane: it answers, is ready, and has this version."""
+"""Check of the control plane: it answers, is ready, and runs this version."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,7 +10,7 @@ from cairn.service.errors import ClientError, ProblemResponseError
 def check_server(
     url: str | None, environment: Mapping[str, str], *, version: str, seconds: float
 ) -> Iterator[Finding]:
-    """Check that the control plane answers, has this version, and is ready.
+    """Check that the control plane answers, runs this version, and is ready.
 
     Args:
         url: Address of the control plane; None: `CAIRN_URL`, or the default.

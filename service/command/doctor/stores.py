@@ -1,4 +1,4 @@
-"""Checks of a root: it answers, keeps the promises of a store, and its clock is this host's."""
+"""Checks of a root: it answers, meets the store checks, and its clock agrees with this host's."""
 
 import os
 import shlex
@@ -20,7 +20,7 @@ _SET_CLOCK: Final = "sudo timedatectl set-ntp true"
 
 
 def check_root(name: str, uri: StoreURI, *, probe: bool, seconds: float) -> Iterator[Finding]:
-    """Check that a root answers and, with `probe`, what its store promises and its clock.
+    """Check that a root answers; with `probe`, also its clock and what a store must promise.
 
     Args:
         name: Name of the root.

@@ -1,7 +1,7 @@
-"""Output of `--json` for programs, in the shapes of the API.
+"""Output of `--json` for programs, in the forms of the API.
 
-A command prints one document. A command that follows something (`cairn watch`, `--watch` of
-others) prints one object on each line, as it comes. Standard error then holds at most a problem.
+Most commands print one document. `cairn watch`, and commands with `--watch`, print one object on
+each line, as it comes. Standard error then has at most one problem.
 """
 
 import json

@@ -58,7 +58,7 @@ def list_garbage(console: Console, garbage: Iterable[Garbage]) -> None:
 
 def _run(run: Run) -> tuple[Cell, ...]:
     parent = None
-    if run.lineage is not None:  # named as a run of the same root, else by its URI
+    if run.lineage is not None:  # the name of a run in the same root, else its URI
         folder, _, name = run.lineage.run.rpartition("/")
         is_beside = folder == run.uri.rpartition("/")[0]
         parent = f"{name if is_beside else run.lineage.run}/steps/{run.lineage.step}"
@@ -102,7 +102,10 @@ def _operation(operation: Operation) -> tuple[Cell, ...]:
 
 
 def subject(operation: Operation) -> str | None:
-    """Name the run or step that an operation works on, as an argument of `cairn`."""
+    """Return the run or step that an operation works on, as an argument of `cairn`.
+
+    None if the operation is not about a run.
+    """
     request = operation.request
     run = request.get("run")
     return f"{run}/steps/{request['step']}" if "step" in request else run

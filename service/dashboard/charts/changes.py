@@ -46,7 +46,7 @@ def layers_of(differences: Sequence[LeafDifference]) -> list[ChangeBar]:
             continue
         key = (leaf.item, layer_of(leaf.path))
         changed, whole = squares.get(key, (0.0, 0.0))
-        norm = values.norm / values.relative  # of this step's elements: `relative` is the quotient
+        norm = values.norm / values.relative  # of this step: `relative` is the quotient
         squares[key] = (changed + values.norm**2, whole + norm**2)
     return _bars(
         (item, layer, math.sqrt(changed / whole))
@@ -56,7 +56,10 @@ def layers_of(differences: Sequence[LeafDifference]) -> list[ChangeBar]:
 
 
 def layer_of(path: str) -> str:
-    """Return a leaf's layer: its path up to the first number, or without one, up to its module."""
+    """Return the layer of a leaf: its path up to the first number.
+
+    If the path has no number, the layer is the module: the path without its last key.
+    """
     keys = keys_of(path)
     numbers = (at for at, key in enumerate(keys) if key.isdecimal())
     last = next(numbers, len(keys) - 2)

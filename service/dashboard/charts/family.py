@@ -57,11 +57,11 @@ class Family:
 
 
 def family(before: Sequence[Node], here: Node, after: Sequence[Node]) -> Family:
-    """Draw the chain of ancestors that leads to a node, and the nodes made from it.
+    """Draw a run with the chain of its ancestors, and the nodes made from it.
 
     Args:
         before: Ancestors, the nearest first.
-        here: The node that the graph is about.
+        here: The run that the graph is about.
         after: Nodes made from `here`.
     """
     rows = max(1, len(after))

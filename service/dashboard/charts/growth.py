@@ -15,12 +15,12 @@ _FLOOR: Final = 102
 
 @dataclass(frozen=True)
 class Growth:
-    """Drawing: the area under a staircase.
+    """Drawing of the growth: the area under a staircase.
 
     Attributes:
         path: SVG path of the area.
         first, last: Times of the first and the last step.
-        nbytes: Bytes at the end.
+        nbytes: Bytes of the run after the last step.
         per_day: Average growth in bytes per day; None if unknown.
     """
 
@@ -56,6 +56,6 @@ def growth(steps: Sequence[StepUsage]) -> Growth | None:
         together += size
         path += f"V{_FLOOR - (_FLOOR - _TOP) * together / total:.1f}"
     path += f"V{_FLOOR}Z"
-    # The first step's bytes are there when the span begins: they are no growth within it.
+    # The first step's bytes exist when the span begins, so they are no growth within it.
     per_day = (total - saved[0][1]) / span * 86_400
     return Growth(path, first, last, total, per_day)

@@ -13,7 +13,7 @@ _FLOOR: Final = 138
 
 @dataclass(frozen=True)
 class Bar:
-    """Bar of a bin."""
+    """Drawing of a bin of a histogram."""
 
     x: float
     y: float

@@ -13,7 +13,7 @@ _BAR: Final = 3
 
 
 def sparkline(steps: Sequence[RecentStep]) -> Markup:
-    """Draw a bar per recent step: its place is the time of the save, its height the size."""
+    """Draw a bar for each recent step: at the time of the save, as high as its size."""
     points = [(step.created, step.nbytes) for step in steps]
     saved = [(when, size) for when, size in points if when is not None and size is not None]
     if len(saved) < 2:

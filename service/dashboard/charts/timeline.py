@@ -24,7 +24,7 @@ class Mark:
     Attributes:
         checkpoint: The step.
         x: Position on the line.
-        kind: Result of `kind_of`, which decides the look.
+        kind: Result of `kind_of`, which decides how the mark is drawn.
         title: Tooltip.
     """
 
@@ -104,9 +104,9 @@ def kind_of(checkpoint: Checkpoint) -> str:
 
 
 def _names(marks: Sequence[Mark]) -> list[Name]:
-    """Place names in two rows, so that neighbours do not overlap. Names without room are left out.
+    """Place the aliases of marks in two rows so that neighbours do not overlap.
 
-    `free` has the first free position of each row.
+    Aliases that find no room in either row are left out.
     """
     free = [0.0] * _ROWS
     names = []

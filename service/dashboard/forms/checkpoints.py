@@ -1,4 +1,4 @@
-"""Form routes of a step: note, delete, undelete."""
+"""Form routes of a step: set labels and metrics, delete, undelete."""
 
 from typing import Final
 

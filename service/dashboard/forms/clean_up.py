@@ -1,4 +1,4 @@
-"""Form routes that clean a run up: retention, garbage. The policy from a form's fields."""
+"""Form routes that clean a run up: retention, garbage. Conversion of the form to a policy."""
 
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -24,7 +24,7 @@ _DAY = 86_400.0
 
 @dataclass(frozen=True)
 class PolicyFields:
-    """Fields of the policy form as typed. An empty field asks for no rule."""
+    """Fields of the policy form as typed. An empty field means no rule."""
 
     keep_last: str = ""
     keep_every: str = ""
@@ -40,15 +40,15 @@ class PolicyFields:
         return cls(**{name: form.text(name) for name in cls.__dataclass_fields__})
 
     def __bool__(self) -> bool:
-        """Return True if the fields ask for at least one rule."""
+        """Return True if at least one field is filled in."""
         return any((self.keep_last, self.keep_every, self.keep_days, self.best, self.labelled))
 
 
 def policy_of(fields: PolicyFields) -> RetentionPolicy:
-    """Build the policy that the fields ask for.
+    """Build the policy of the form's fields.
 
     Raises:
-        InvalidRequestError: No rule is asked for, or a field is invalid.
+        InvalidRequestError: All fields are empty, or a field is invalid.
     """
     if not fields:
         raise InvalidRequestError("expected at least one rule of what to keep, found none")

@@ -62,7 +62,7 @@ class Form:
 
 
 def body_of(kind: type[Body], **values: object) -> Body:
-    """Build the request body that the API would take from the values of a form.
+    """Build a request body of the API from the values of a form.
 
     Raises:
         InvalidRequestError: Values are invalid; the error names all of them.
@@ -100,5 +100,5 @@ def invalid(name: str, detail: str) -> InvalidRequestError:
 
 
 def redirect(path: str) -> Response:
-    """Return the answer that has htmx open another page."""
+    """Return the answer that makes htmx open another page."""
     return Response(status_code=HTTPStatus.OK, headers={"HX-Redirect": path})

@@ -37,5 +37,5 @@ router.add_api_route(
     "/health/roots/{root}/remove",
     remove_root_form,
     methods=["POST"],
-    route_class_override=PermittedRoute,  # without a limiter: a root of a dead store can go, too
+    route_class_override=PermittedRoute,  # no limiter: a root of a dead store can be removed
 )

@@ -22,7 +22,7 @@ router: Final = page_router()
 def verify_run_form(
     caller: Operator, request: RunRequestDependency, form: FormDependency
 ) -> HTMLResponse:
-    """Start to verify the run: all of its steps, or those that the form names."""
+    """Start to verify the run's records, and those listed steps that the form's `steps` names."""
     body = body_of(VerifyRunRequest, steps=form.text("steps") or "all")
     started = verify.verify_run(
         request.plane, caller, *request.names, steps=body.steps, idempotency_key=None

@@ -84,8 +84,8 @@ class OtherStep:
     """Step to compare with.
 
     Attributes:
-        names: Names of the root and the run, and the step number. An empty name stands for that of
-            the first step.
+        names: Names of the root and the run, and the step number. An empty name means the root or
+            run of the first step.
         prefix: Prefix of the leaves to show.
     """
 
@@ -185,9 +185,9 @@ def _number(plane: ControlPlane, caller: Caller, root: str, run: str, chosen: st
 
 
 def _measured_item(side: DiffSide) -> str | None:
-    """Return the item whose changes are measured; None for all, if the step has no model.
+    """Return the item whose changes are measured: the model; None for all, if the step has none.
 
-    It is the model, since the size of a change says nothing about an optimizer's state.
+    The size of a change means little for an optimizer's state.
     """
     return "model" if "model" in side.manifest.items else None
 
@@ -205,10 +205,10 @@ def _sides(
 
 
 def _metrics(this: DiffSide, that: DiffSide) -> list[dict[str, Any]]:
-    """Compare the metrics of two steps.
+    """Return a row for each metric of either step, by name.
 
-    `good` says whether this step is the better one; it is None if the values are equal, one is
-    missing, or nobody has said which direction is better.
+    A row's `good` is True if the other step's value is better, False if it is worse. It is None if
+    the values are equal, one is missing, or the better direction is unknown.
     """
     metrics, other_metrics = this.annotation.metrics, that.annotation.metrics
     better = {**that.annotation.better, **this.annotation.better}

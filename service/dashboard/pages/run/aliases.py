@@ -12,7 +12,7 @@ from cairn.service.dashboard.requests import RunRequestDependency
 from cairn.service.dependencies import AliasName
 
 AT_ONCE: Final = 10
-"""Number of histories that are read with the page; the others load when they are opened."""
+"""Number of histories that are read with the page; each other one loads when it is opened."""
 
 router: Final = page_router(StorePage)
 

@@ -82,7 +82,10 @@ def _drawing(
 
 
 def _ancestor_nodes(run: Run, ancestry: RunLineage, adopted: Sequence[Checkpoint]) -> list[Node]:
-    """Return the ancestors, the nearest first; without one, the folders of imported steps."""
+    """Return the nodes of the ancestors, the nearest first.
+
+    If there are none, a node stands for the folders that steps were imported from.
+    """
     children = [run, *ancestry.parents]
     before = [
         Node(parent.name, _from(child), addresses.run(parent.root, parent.name))
@@ -98,7 +101,7 @@ def _ancestor_nodes(run: Run, ancestry: RunLineage, adopted: Sequence[Checkpoint
 
 
 def _superseded_nodes(aside: Sequence[Checkpoint]) -> list[Node]:
-    """Return a node per attempt for its superseded steps."""
+    """Return a node for each attempt that has superseded steps."""
     by_attempt = sorted(aside, key=lambda checkpoint: (-checkpoint.attempt, checkpoint.step))
     nodes = []
     for attempt, group in groupby(by_attempt, key=lambda checkpoint: checkpoint.attempt):

@@ -87,7 +87,7 @@ def run_page(
 
 @router.get("/ui/{root}/{run}/curves")
 def curves(caller: Reader, request: RunRequestDependency) -> JSONResponse:
-    """Answer with the metrics of listed steps and the places of aliases, as numbers to draw."""
+    """Return the metrics of listed steps and the steps of aliases, as JSON for the chart."""
     steps = sorted(_listed(request.plane, *request.names), key=lambda checkpoint: checkpoint.step)
     names = metric_names(reversed(steps))
     shown = sample_steps(steps, POINTS)
@@ -105,7 +105,7 @@ def curves(caller: Reader, request: RunRequestDependency) -> JSONResponse:
 
 
 def metric_names(checkpoints: Any) -> list[str]:
-    """Return the names of metrics, those that most steps have first, then by name."""
+    """Return the names of metrics, sorted by the number of steps that have them, then by name."""
     counted: dict[str, int] = {}
     for checkpoint in checkpoints:
         for name in checkpoint.metrics:
@@ -114,7 +114,7 @@ def metric_names(checkpoints: Any) -> list[str]:
 
 
 def sample_steps(steps: Sequence[Checkpoint], most: int) -> list[Checkpoint]:
-    """Thin out steps evenly to about `most`. The first, the last and those with aliases stay."""
+    """Choose about `most` steps, evenly; always the first, the last and those with aliases."""
     if len(steps) <= most:
         return list(steps)
     apart = math.ceil(len(steps) / most)
