@@ -1,4 +1,4 @@
-"""Floating dtypes, from their names or as NumPy and JAX have them."""
+"""Floating dtypes, from their names or from dtypes of NumPy and JAX."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ def floating_dtype(value: Any, *, argument: str) -> np.dtype[Any]:
     """Return a floating dtype; its name may be one of `ml_dtypes`, such as "bfloat16".
 
     Args:
-        value: a dtype, what NumPy takes for one, or a name.
-        argument: what the error names.
+        value: a dtype, anything that `numpy.dtype` accepts, or a name.
+        argument: name of the caller's argument, for the error.
 
     Raises:
-        ArgumentError: there is no such dtype, or it is not floating.
+        ArgumentError: `value` is no dtype, or not a floating one.
     """
     dtype: np.dtype[Any] | None = None
     try:
-        # NumPy takes None for float64.
+        # `numpy.dtype(None)` is float64.
         if value is not None:
             named = getattr(ml_dtypes, value, value) if isinstance(value, str) else value
             dtype = np.dtype(named)

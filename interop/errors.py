@@ -1,10 +1,9 @@
 """Every error that `interop` raises.
 
-InteropError
-├── ArgumentError          (ValueError)      an argument that cannot act, or contradicts another
-├── ConfigError            (ValueError)      a model config that is unknown or inconsistent
-├── ConversionError        (ValueError)      weights that do not fit a rule table; all listed
-├── UnknownModelError      (ValueError)      a stored model class that is not defined here
+InteropError ├── ArgumentError          (ValueError)      an argument without effect, or in conflict
+with another ├── ConfigError            (ValueError)      a model config that is unknown or
+inconsistent ├── ConversionError        (ValueError)      weights that do not fit a rule table; all
+listed ├── UnknownModelError      (ValueError)      a stored model class that is not defined here
 └── StateError             of `cairn.state`, which stands on `interop`
 """
 
@@ -66,7 +65,7 @@ def _compose(
 
 
 class ArgumentError(InteropError, ValueError):
-    """An argument that cannot act in this call, or that contradicts another."""
+    """An argument that is invalid, has no effect in this call, or contradicts another."""
 
 
 class ConfigError(InteropError, ValueError):
@@ -74,7 +73,7 @@ class ConfigError(InteropError, ValueError):
 
 
 class ConversionError(InteropError, ValueError):
-    """Weights that a rule table does not cover; `problems` lists every one."""
+    """Weights that don't fit a rule table; `problems` lists every mismatch."""
 
 
 class UnknownModelError(InteropError, ValueError):
@@ -82,16 +81,16 @@ class UnknownModelError(InteropError, ValueError):
 
 
 def with_nearest(name: str, names: Iterable[str]) -> str:
-    """Return an unknown name for a message, with the most similar known one, if any."""
+    """Return an unknown name for a message, followed by the most similar known one, if any."""
     nearest = get_close_matches(name, list(names), n=1)
     return f"{name} (did you mean {nearest[0]}?)" if nearest else name
 
 
 def require_known(argument: str, value: Any, names: Sequence[str]) -> None:
-    """Check that a value is among the known ones.
+    """Raise ArgumentError unless `value` is one of `names`.
 
     Raises:
-        ArgumentError: if it is not; names the argument and lists the known values.
+        ArgumentError: it is not; the message names `argument` and lists `names`.
     """
     if value not in names:
         raise ArgumentError(path=argument, expected="one of " + ", ".join(names), found=repr(value))

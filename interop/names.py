@@ -1,4 +1,4 @@
-"""The names that arguments take: tasks, quantization methods, JAX backends and kernel platforms."""
+"""Enums of argument values: tasks, quantization methods, JAX backends and kernel platforms."""
 
 from enum import StrEnum
 
@@ -18,7 +18,7 @@ def _refuse(argument: str, names: type[StrEnum], value: object) -> ArgumentError
 
 
 class TaskType(StrEnum):
-    """Task of a model. `AUTO_BIND` takes the model class's own task."""
+    """Task of a model. `AUTO_BIND` means the task of the model's class."""
 
     AUTO_BIND = "auto-bind"
     CAUSAL_LM = "causal-lm"
@@ -30,7 +30,7 @@ class TaskType(StrEnum):
 
 
 class EasyDeLQuantizationMethods(StrEnum):
-    """Quantization method of a model's weights, and with `a` methods of its activations."""
+    """Quantization method of a model's weights; those with an `a` also quantize activations."""
 
     NF4 = "nf4"
     INT8 = "8bit"
@@ -45,7 +45,7 @@ class EasyDeLQuantizationMethods(StrEnum):
 
 
 class EasyDeLBackends(StrEnum):
-    """The backend whose devices hold a model: `jax.devices(backend)`; `JAX` takes what there is."""
+    """JAX backend whose devices hold a model; `JAX` means JAX's default backend."""
 
     JAX = "jax"
     CPU = "cpu"
@@ -60,9 +60,9 @@ class EasyDeLBackends(StrEnum):
 class EasyDeLPlatforms(StrEnum):
     """Platform of a model's operations: JAX on any device, a device kind, or a kernel language.
 
-    `JAX` takes whatever devices there are. `CPU`, `GPU` and `TPU` take devices of that kind.
-    `TRITON` and `PALLAS` are kernel languages: the models here are plain JAX, so that a call that
-    asks for one of them is refused rather than answered with something else.
+    `JAX` means JAX's default devices; `CPU`, `GPU` and `TPU` mean devices of that kind. `TRITON`
+    and `PALLAS` are kernel languages; a call that asks for one of them is refused, because the
+    models here are plain JAX.
     """
 
     JAX = "jax"

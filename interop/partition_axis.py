@@ -1,4 +1,4 @@
-"""Mesh axes that carry each logical axis of a model."""
+"""Mesh axes that split each logical axis of a model."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from cairn.interop.errors import ArgumentError
 __all__ = ["AxisEntry", "PartitionAxis"]
 
 AxisEntry = str | tuple[str, ...] | None
-"""A mesh axis, several that split a dimension together, or None: the dimension stays whole."""
+"""Mesh axis that splits a dimension, or several together; None: the dimension is not split."""
 
 
 @dataclass(frozen=True)
 class PartitionAxis:
-    """Mesh axes that carry each logical axis of a model; frozen, hashable, JSON in and out.
+    """Mesh axes that split each logical axis of a model; frozen, hashable, JSON in and out.
 
-    Parameters go by the names that the model's layers gave their dimensions, such as
-    ("embed", "mlp"); one mesh axis splits a leaf once, for the first dimension that asks for it.
-    Attention's queries (batch, sequence, heads, head size) and its keys and values (batch, key
-    sequence, key/value heads, head size) are held to it while a step is compiled.
+    A parameter's dimensions have logical names, such as ("embed", "mlp"). One mesh axis splits at
+    most one dimension of a leaf: the first that maps to it. In attention, queries (batch, sequence,
+    heads, head size), and keys and values (batch, key sequence, key/value heads, head size) get
+    sharding constraints of the same kind.
 
     Attributes:
         vocab_axis: vocabulary, "vocab".
@@ -84,11 +84,11 @@ class PartitionAxis:
             )
 
     def axis_rules(self) -> dict[str, AxisEntry]:
-        """Return the mesh axes of each logical name that a parameter's dimension can have."""
+        """Return the mesh axes for each logical name of a parameter's dimension."""
         return {name: getattr(self, field) for field, name in self.LOGICAL_NAMES.items()}
 
     def unknown_axes(self, mesh_axes: Iterable[str]) -> list[str]:
-        """Return a line for each mesh axis that a field names and that is not among these."""
+        """Return a line for each mesh axis that a field names and that is not in `mesh_axes`."""
         axes = tuple(mesh_axes)
         problems = []
         for field, entry in self.to_dict().items():
@@ -97,15 +97,16 @@ class PartitionAxis:
         return problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field by name."""
+        """Return the value of every field, by its name."""
         return {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PartitionAxis:
-        """Return the PartitionAxis that `to_dict`, or its JSON, described.
+        """Return the PartitionAxis whose `to_dict` returned `data`, perhaps read back from JSON.
 
         Raises:
-            ArgumentError: a field is unknown, or names no mesh axes; the known ones are listed.
+            ArgumentError: a field is unknown (the known ones are listed), or its value is no mesh
+                axes.
         """
         names = [entry.name for entry in dataclasses.fields(cls)]
         unknown = sorted(set(data) - set(names))

@@ -1,6 +1,6 @@
 """Registry of model families, by `model_type`.
 
-Each file of `interop/families/known` is one. Nothing else is imported because a config says so.
+Each module of `interop/families/known` is a family. A config can't cause another import.
 """
 
 import functools
@@ -13,7 +13,7 @@ from cairn.interop.errors import ConfigError
 __all__ = ["family", "is_family", "known_families"]
 
 FAMILIES = "cairn.interop.families.known"
-"""The package of families: each module's name is its `model_type`, and it defines `FAMILY`."""
+"""Package of the families; a module's name is its `model_type`, and it defines `FAMILY`."""
 
 
 def known_families() -> list[str]:
@@ -23,13 +23,13 @@ def known_families() -> list[str]:
 
 @functools.cache
 def _families() -> tuple[str, ...]:
-    """Return the names of the family modules in the package, whatever name a caller gives."""
+    """Return the names of the modules in the package of families."""
     folder = importlib.import_module(FAMILIES).__path__
     return tuple(sorted(module.name for module in pkgutil.iter_modules(folder)))
 
 
 def is_family(model_type: object) -> bool:
-    """Return whether a `model_type` is that of a family."""
+    """Return whether a family has this `model_type`."""
     return model_type in _families()
 
 
@@ -37,7 +37,7 @@ def family(model_type: str) -> Any:
     """Return the `Family` of a `model_type`.
 
     Raises:
-        ConfigError: if it is unknown; the known ones are listed.
+        ConfigError: no family has it; the known values are listed.
     """
     if not is_family(model_type):
         raise ConfigError(

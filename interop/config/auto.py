@@ -22,7 +22,7 @@ class AutoEasyDeLConfig:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> EDPretrainedConfig:
-        """Return the config that `to_dict` of any known class described.
+        """Return the config whose `to_dict` returned `data`.
 
         Raises:
             ConfigError: `model_type` is absent or unknown; the known ones are listed. Or a value is
@@ -42,7 +42,7 @@ class AutoEasyDeLConfig:
 
     @staticmethod
     def hf_keys(data: Mapping[str, Any]) -> frozenset[str]:
-        """Return the keys that are read of a Hugging Face config.json with this `model_type`.
+        """Return the keys that `from_hf` reads from a config.json with the `model_type` of `data`.
 
         Raises:
             ConfigError: `model_type` is absent or unknown; the known ones are listed.

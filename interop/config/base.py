@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PartitionRules = Sequence[tuple[str, "PartitionSpec"]]
 
 _CLASSES: dict[str, type[EDPretrainedConfig]] = {}
-"""model_type -> the class that was defined for it."""
+"""Config class of each `model_type` that this process has defined."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,20 +52,21 @@ class EDPretrainedConfig(Sealed):
                 self.act = act
                 self.widths = widths
 
-    Each is kept under its own name; lists become tuples, dicts immutable mappings. Other attributes
-    that `__init__` sets are computed again when a config is loaded. Nothing is assigned later:
-    `replace` makes another config.
+    `__init__` must keep each parameter in an attribute of the same name. Lists become tuples, and
+    dicts immutable mappings. Other attributes that `__init__` sets are computed again when a config
+    is loaded. Attributes can't be assigned later: `replace` returns a changed copy.
 
     Attributes:
         model_type: the name that Hugging Face's config.json carries, such as "llama".
         sharding_axis_dims: devices along each mesh axis; at most one may be -1 ("the rest").
         sharding_axis_names: names of the mesh axes.
-        sharding_dcn_axis_dims: slices (or processes, where there are none) along each mesh axis;
-            `sharding_axis_dims` then count the devices of one of them.
-        partition_axis: which mesh axes carry which logical axis; None means the usual ones for
-            parameters, and leaves activations to the compiler.
-        tokenizer_files: file name -> bytes, carried along so that an export can be used as it is;
-            no part of equality, of the hash or of the JSON.
+        sharding_dcn_axis_dims: number of slices along each mesh axis (of processes, where the
+            hardware has no slices); `sharding_axis_dims` then counts the devices of one slice.
+            None: one slice.
+        partition_axis: which mesh axes carry which logical axis. None: the usual mesh axes for
+            parameters; the compiler places activations.
+        tokenizer_files: file name -> bytes; an export writes them beside the weights. They take no
+            part in equality, hash and JSON.
     """
 
     JSON_EXCLUDED: ClassVar[frozenset[str]] = frozenset({"tokenizer_files"})
@@ -98,7 +99,8 @@ class EDPretrainedConfig(Sealed):
             object.__setattr__(self, "partition_axis", PartitionAxis.from_dict(axis))
         parent = written_parent(type(self))
         if parent is not None:
-            # A dataclass's own `__init__` set the fields, and nothing that its parent's does.
+            # The generated `__init__` has set the fields; run the parent's written one for the
+            # other attributes that it sets.
             fields = dataclasses.fields(parent)
             written = parent(**{entry.name: getattr(self, entry.name) for entry in fields})
             for name, value in vars(written).items():
@@ -107,10 +109,10 @@ class EDPretrainedConfig(Sealed):
             self.raise_for_problems()
 
     def raise_for_problems(self) -> None:
-        """Check the fields' values.
+        """Raise ConfigError if some of the fields' values are wrong.
 
         Raises:
-            ConfigError: some are wrong, or don't go together; all problems are named.
+            ConfigError: some values are wrong, or contradict each other; all problems are named.
         """
         problems = list(self.problems())
         if problems:
@@ -149,13 +151,13 @@ class EDPretrainedConfig(Sealed):
 
     @property
     def mesh(self) -> Mesh:
-        """The device mesh of `sharding_axis_dims`; a -1 takes the devices that are left.
+        """Device mesh with `sharding_axis_dims`; a -1 becomes the number of devices that are left.
 
         Raises:
             ShardingError: the dims don't fit the number of devices.
-            InstallationError: JAX is not installed; says which extra brings it.
+            InstallationError: JAX is not installed; the message names the extra to install.
         """
-        # By name: `interop` stands below `state`, and reads configurations where there is no JAX.
+        # Imported by name: `interop` must not import `state`, and works without JAX.
         try:
             sharding = importlib.import_module("cairn.state.sharding.mesh")
         except ModuleNotFoundError as exc:
@@ -171,27 +173,29 @@ class EDPretrainedConfig(Sealed):
         return mesh
 
     def get_partition_rules(self) -> PartitionRules | None:
-        """Return ordered pairs (regex, PartitionSpec) over "/"-joined paths; the first match wins.
+        """Return pairs (regex, PartitionSpec) for the model's leaves, or None.
 
-        None means: place parameters by the axis names that the model's layers give them.
+        A leaf gets the spec of the first regex that matches its "/"-joined path. None: parameters
+        are placed by the axis names that the model's layers give them.
         """
         return None
 
     def replace(self, **updates: Any) -> Self:
-        """Return a copy with these fields changed; the copy is checked again.
+        """Return a copy with some fields changed; the copy's values are checked.
 
         Raises:
-            ConfigError: values that don't go together; or a config that is made of this one's
-                fields has others.
+            ConfigError: the new values contradict each other, or the class's `__init__` changed a
+                field that it was given.
         """
         refuse_changed(self, lambda: dataclasses.replace(self))
         return dataclasses.replace(self, **updates)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return our JSON form: every field but the tokenizer's files, and computed ones.
+        """Return the fields as JSON, without the tokenizer's files and computed attributes.
 
         Raises:
-            ConfigError: fields that JSON can't hold, or of which `from_dict` would make others.
+            ConfigError: JSON can't hold some fields, or `from_dict` would return other values for
+                them.
         """
         data = {
             entry.name: jsonable(getattr(self, entry.name))
@@ -204,10 +208,10 @@ class EDPretrainedConfig(Sealed):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the config that `to_dict` described.
+        """Return the config whose `to_dict` returned `data`.
 
         Raises:
-            ConfigError: unknown fields, or values that don't go together.
+            ConfigError: some fields are unknown, or values contradict each other.
         """
         fields = [entry for entry in dataclasses.fields(cls) if entry.init]
         names = [entry.name for entry in fields if entry.name not in cls.JSON_EXCLUDED]
@@ -224,8 +228,8 @@ class EDPretrainedConfig(Sealed):
     def to_hf(self) -> dict[str, Any]:
         """Return the content of a Hugging Face config.json.
 
-        A config of no known family writes its own fields, under its own `model_type`; nulls only
-        where the field's default is another value.
+        This base class writes every field under its own name. A field that is None is written as
+        null only if its default is not None.
         """
         empty = {entry.name for entry in dataclasses.fields(self) if entry.default is None}
         data = self.to_dict()
@@ -233,14 +237,14 @@ class EDPretrainedConfig(Sealed):
 
     @classmethod
     def from_hf(cls, data: Mapping[str, Any]) -> Self:
-        """Return the config that `to_hf` wrote.
+        """Return the config of a config.json that `to_hf` wrote.
 
         Raises:
-            ConfigError: keys that are no fields, and not harmless; or values that don't go
-                together.
+            ConfigError: some keys are no fields and may change the model, or values contradict each
+                other.
         """
         names = {f.name for f in dataclasses.fields(cls)} - cls.JSON_EXCLUDED
-        # Whose class it is knows what the architecture's name and code stand for.
+        # `architectures` and `auto_map` only name the model's class.
         if unread := unread_keys(data, names | {"architectures", "auto_map"}):
             raise ConfigError(
                 path=f"{cls.__name__}.from_hf",
@@ -253,7 +257,7 @@ class EDPretrainedConfig(Sealed):
 
     @classmethod
     def _from_json(cls, name: str, value: Any) -> Any:
-        """Return one field's value from JSON; subclasses with enums or dataclasses extend this."""
+        """Return the field `name` from its JSON value; subclasses extend it for their types."""
         return tuples(value)
 
 
@@ -263,7 +267,7 @@ def defined_configs() -> Mapping[str, type[EDPretrainedConfig]]:
 
 
 def jsonable(value: Any) -> Any:
-    """Return a value as JSON: dataclasses and mappings as dicts, tuples as lists, enums' values."""
+    """Return a value as JSON: dataclasses and mappings become dicts, tuples lists, enums values."""
     if isinstance(value, enum.Enum):
         return jsonable(value.value)
     if isinstance(value, EDPretrainedConfig):
@@ -282,5 +286,5 @@ def _is_integer(value: object) -> bool:
 
 
 def tuples(value: Any) -> Any:
-    """List of JSON as tuples, which a hash can be made of; mappings as they are."""
+    """Return a JSON value with its lists as tuples, which are hashable; mappings stay."""
     return tuple(tuples(item) for item in value) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""The decoder's options. A family is a choice of them."""
+"""Options of the decoder: each family of models uses some values of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OURS_ALONE = frozenset(
         "tokenizer_files",
     }
 )
-"""Fields that say how a model runs, not what it is: no family writes them."""
+"""Fields that say how a model runs, not what it computes; no config.json has them."""
 
 
 _FLAGS = (
@@ -57,50 +57,52 @@ class DecoderConfig(EDPretrainedConfig):
     """Shape and options of `DecoderForCausalLM`; names follow Hugging Face's where they exist.
 
     Attributes:
-        model_type: the family, which knows how to read and write Hugging Face's form.
+        model_type: the family of models, which defines the keys of config.json.
         num_key_value_heads: heads of keys and values; None means as many as query heads.
         head_dim: size of one head; None means `hidden_size // num_attention_heads`.
         hidden_act: one of `ACTIVATIONS`.
-        rms_norm_eps: epsilon of every norm, but of those in latent attention, which is 1e-6.
-        rope: rotary positions; None: there are none.
+        rms_norm_eps: epsilon of every norm, except those in latent attention, which use 1e-6.
+        rope: rotary positions; None: the model has no rotary positions.
         attention_bias: biases on the query, key and value projections.
         attention_out_bias: a bias on the attention's output projection.
         mlp_bias: biases on the MLP's projections.
-        tie_word_embeddings: the output head is the embedding, transposed.
+        tie_word_embeddings: the output head is the transposed embedding.
         norm: one of `NORMS`: RMS times a scale, RMS times 1 + scale, or LayerNorm.
-        norm_bias: of LayerNorm: a bias.
-        block: one of `BLOCKS`: where attention and MLP are normalised. "pre": what they are given;
-            "post": what they add; "sandwich": both; "parallel": what they are given, which is the
-            block's input for both.
-        shared_norm: of "parallel": both are given the same.
-        qk_norm: one of `QK_NORMS`, or None: queries and keys are normalised; each head by the same
-            scale, each by its own, or all heads of a token together.
-        sliding_window: tokens that a token of a `WINDOW` layer sees, itself included.
-        layer_types: `FULL` or `WINDOW` for each layer; None: all are `WINDOW` if there is a
-            `sliding_window`.
-        window_rope: rotary positions of `WINDOW` layers, if theirs are others.
+        norm_bias: LayerNorm has a bias.
+        block: one of `BLOCKS`: where the norms of attention and MLP stand. "pre": on the input of
+            each; "post": on the output of each; "sandwich": on both; "parallel": on the input, and
+            the MLP has the same input as attention, the block's.
+        shared_norm: for block "parallel": attention and MLP share one norm.
+        qk_norm: one of `QK_NORMS`: norm of queries and keys; with one scale for all heads, with a
+            scale for each head, or over all heads of a token together. None: there is no such norm.
+        sliding_window: number of tokens that a token of a `WINDOW` layer attends to, itself
+            included.
+        layer_types: `FULL` or `WINDOW` for each layer; None: all are `WINDOW` with a
+            `sliding_window`, else `FULL`.
+        window_rope: rotary positions of `WINDOW` layers; None: `rope`.
         layers_without_rope: numbers of the layers without rotary positions.
-        attention_scale: products of queries and keys are multiplied by it; None:
-            1 / sqrt(head_dim).
-        attention_soft_cap: those products become `cap tanh(x / cap)`; None: they stay.
-        attention_sinks: each head has a logit of its own that takes weight from the tokens.
-        latent: multi-head latent attention instead; `head_dim` then says nothing.
+        attention_scale: factor on the products of queries and keys; None: 1 / sqrt(head_dim).
+        attention_soft_cap: the scaled products x become `cap tanh(x / cap)`; None: no cap.
+        attention_sinks: each head has a learned logit that takes part in the softmax beside the
+            tokens.
+        latent: multi-head latent attention in place of the usual one; `head_dim` is then ignored.
         learned_positions: a table of `max_position_embeddings` vectors is added to the embedding.
         gated_mlp: `down(act(gate(x)) up(x))`; else `down(act(up(x)))`.
-        activation_limit: of "clamped_silu": no gate is above it, and no |up|.
-        experts: feed-forward layers of which each token uses a few; None: there is one.
-        embedding_scale: embeddings are multiplied by it.
-        residual_scale: so is what each block adds.
-        logit_scale: so are the logits.
-        logit_soft_cap: logits become `cap tanh(x / cap)`; None: they stay.
+        activation_limit: for the activation "clamped_silu": largest gate, and largest |up|.
+        experts: mixture of experts; None: one MLP per layer.
+        embedding_scale: factor on the embeddings.
+        residual_scale: factor on the outputs of attention and MLP before they are added to the
+            residual stream.
+        logit_scale: factor on the logits.
+        logit_soft_cap: logits x become `cap tanh(x / cap)`; None: no cap.
         initializer_range: standard deviation of new weights.
-        scan_layers: trace one block and scan it over the layers (compiles once); leaves stay
-            unrolled outside the traced function.
+        scan_layers: trace one block and scan it over the layers, so that it compiles once; outside
+            the traced function each layer keeps its own leaves.
         remat: recompute each block in the backward pass instead of keeping its activations.
-        shard_attention_computation: False keeps the heads and tokens of attention whole on every
-            device, whatever the parameters' placement; only rows are split.
-        hf_extra: keys of config.json that no option stands for (token ids, ...), given back by
-            `to_hf` unchanged; they don't touch the computation and are no part of equality.
+        shard_attention_computation: False: while attention is computed, every device has all heads
+            and tokens, wherever the parameters are; only the batch is split.
+        hf_extra: keys of config.json that are no option (token ids, ...); `to_hf` writes them
+            unchanged. They change no computation and take no part in equality.
     """
 
     model_type: str = "llama"
@@ -158,7 +160,7 @@ class DecoderConfig(EDPretrainedConfig):
 
     @property
     def kv_heads(self) -> int:
-        """`num_key_value_heads`, resolved."""
+        """Number of key and value heads: `num_key_value_heads`, or as many as query heads."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
@@ -175,7 +177,7 @@ class DecoderConfig(EDPretrainedConfig):
 
     @property
     def rotary_size(self) -> int:
-        """Dimensions of a head of which `RopeConfig.rotary_fraction` turn."""
+        """Number of a head's dimensions to which `RopeConfig.rotary_fraction` refers."""
         return self.head_size if self.latent is None else self.latent.rotary_dim
 
     def has_window(self, layer: int) -> bool:
@@ -193,10 +195,10 @@ class DecoderConfig(EDPretrainedConfig):
 
     @property
     def longest_sequence(self) -> int | None:
-        """Tokens that a sequence has at most; None: rotary positions follow however many it has.
+        """Most tokens of a sequence; None: any number.
 
-        So they do with the scaling "dynamic", of which `max_position_embeddings` is where it
-        begins. Others were made for that many tokens, and beyond it compute what nobody trained.
+        It is None with the rotary scaling "dynamic", which adapts to longer sequences. Other models
+        were trained on at most `max_position_embeddings` tokens.
         """
         ropes = [self.rope_of(layer) for layer in range(self.num_hidden_layers)]
         scalings = {rope.scaling for rope in ropes if rope is not None}
@@ -277,12 +279,12 @@ class DecoderConfig(EDPretrainedConfig):
         return problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Return our JSON form, without newer options that have their default.
+        """Return the fields as JSON, without newer options that have their default value.
 
-        So earlier versions can read a config that does not use these options.
+        Earlier versions can then read a config that does not use the newer options.
 
         Raises:
-            ConfigError: as `EDPretrainedConfig.to_dict`.
+            ConfigError: as in `EDPretrainedConfig.to_dict`.
         """
         data = super().to_dict()
         for name in _LATER:
@@ -296,10 +298,12 @@ class DecoderConfig(EDPretrainedConfig):
         return data
 
     def to_hf(self) -> dict[str, Any]:
-        """Return the content of config.json for this family, without nulls that say nothing.
+        """Return the content of config.json for this family.
+
+        A null that means the same as an absent key is left out.
 
         Raises:
-            ConfigError: the family can't express one of the options; each is named.
+            ConfigError: config.json of the family has no key for some options; all are named.
         """
         family = registry.family(self.model_type)
         data = {
@@ -330,10 +334,10 @@ class DecoderConfig(EDPretrainedConfig):
 
     @classmethod
     def from_hf(cls, data: Mapping[str, Any]) -> Self:
-        """Return the options that a config.json of a known family stands for.
+        """Return the config of a config.json of a known family.
 
         Raises:
-            ConfigError: the family is unknown, or the file asks for what the decoder can't do.
+            ConfigError: the family is unknown, or the file has options that the decoder lacks.
         """
         family = registry.family(str(data.get("model_type")))
         options = family.read_options(data)
@@ -396,7 +400,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         "positive numbers, or None",
     ),
 )
-"""Fields, what is right of their values, and how messages say that."""
+"""Checks of fields: the names, a function that accepts right values, and their description."""
 
 
 def _is_positive_int(value: object) -> bool:

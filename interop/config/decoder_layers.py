@@ -1,7 +1,7 @@
-"""Layers of a decoder that have weights, by their paths: for its modules and its rules.
+"""Table of a decoder's layers that have weights, by their paths.
 
-This is the one list. `cairn.state.models.decoder` builds its modules from it, and exports learn
-from it which leaves a config describes.
+`cairn.state.models.decoder` builds its modules from it, and exports learn from it which leaves a
+config describes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from cairn.interop.placement.decoder_axes import DECODER_AXES
 __all__ = ["Layer", "LayerKind", "block_layers", "decoder_layers", "layers_below", "leaf_shapes"]
 
 _LATENT_EPS = 1e-6
-"""Epsilon of the short vectors' norms, whatever `rms_norm_eps` is: DeepSeek's code fixes it."""
+"""Epsilon of the norms in latent attention; DeepSeek's code ignores `rms_norm_eps` there."""
 
 Shape = tuple[int, ...]
 Axes = tuple[str | None, ...]
 
 
 class LayerKind(StrEnum):
-    """Kind of operation of a layer with weights."""
+    """Kinds of layers with weights."""
 
     LINEAR = "linear"
     EXPERTS = "experts"
@@ -48,12 +48,12 @@ class Layer:
     """Layer with weights.
 
     Attributes:
-        kind: what it does.
-        shape: of its main leaf: a kernel [in, out] ([experts, in, out]), a scale, an embedding
-            [rows, width], or a vector, which is a leaf itself.
-        axes: logical axis of each dimension.
-        bias: whether it has a bias besides.
-        eps: of a norm: its epsilon, if it is another than the config's.
+        kind: the layer's kind.
+        shape: shape of its main leaf: a kernel [in, out] or [experts, in, out], a scale [width], an
+            embedding [rows, width], or a vector.
+        axes: logical axis of each dimension of the main leaf.
+        bias: whether it also has a bias.
+        eps: epsilon of a norm; None: the config's.
     """
 
     kind: LayerKind
@@ -64,7 +64,7 @@ class Layer:
 
     @property
     def leaves(self) -> dict[str, tuple[Shape, Axes]]:
-        """Its leaves by their name below its path ("" for the path itself): shapes and axes."""
+        """Shape and axes of each leaf, by its name below the layer's path ("": the path itself)."""
         leaves = {_MAIN_LEAF.get(self.kind, ""): (self.shape, self.axes)}
         if self.bias:
             inputs = self.kind in (LayerKind.LINEAR, LayerKind.EXPERTS)
@@ -74,7 +74,7 @@ class Layer:
 
 
 def decoder_layers(config: DecoderConfig) -> dict[str, Layer]:
-    """Return every layer with weights by its path, in the order in which a token passes them."""
+    """Return every layer with weights by its path, in the order of the forward pass."""
     width = config.hidden_size
     layers = {"model/embed_tokens": _layer("embed_tokens", config.vocab_size, width)}
     if config.learned_positions:
@@ -90,7 +90,7 @@ def decoder_layers(config: DecoderConfig) -> dict[str, Layer]:
 
 
 def block_layers(config: DecoderConfig, number: int) -> dict[str, Layer]:
-    """Return the layers with weights of one block, by their paths in it."""
+    """Return the layers with weights of block `number`, by their paths inside the block."""
     before, after = config.block != "post", config.block in ("post", "sandwich")
     layers: dict[str, Layer] = {}
     if before:
@@ -119,7 +119,7 @@ def leaf_shapes(config: DecoderConfig) -> dict[str, Shape]:
 
 
 def layers_below(layers: Mapping[str, Layer], prefix: str) -> dict[str, Layer]:
-    """Return the layers whose paths begin with `prefix/`, by the rest of their paths."""
+    """Return the layers whose paths begin with `prefix/`, by their paths without it."""
     start = f"{prefix}/"
     return {
         path.removeprefix(start): layer for path, layer in layers.items() if path.startswith(start)

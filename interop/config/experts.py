@@ -1,4 +1,4 @@
-"""Mixtures of experts: what a config says of them."""
+"""Config of mixtures of experts."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ GROUP_SCORES = ("max", "top2")
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsConfig:
-    """Feed-forward layers of which each token uses a few, as its router chooses.
+    """Mixture of experts: a router chooses a few feed-forward layers (experts) for each token.
 
     Attributes:
-        count: experts of a layer.
-        per_token: experts that each token goes to.
+        count: number of experts of a layer.
+        per_token: number of experts that each token uses.
         intermediate_size: inner width of one expert.
-        dense_layers: numbers of the layers that have one feed-forward layer instead.
-        score: what makes the router's logits its scores, one of `ROUTER_SCORES`.
-        normalize: the scores of a token's experts are divided by their sum.
-        scale: and multiplied by this.
-        groups: experts are in so many groups of neighbours.
-        groups_per_token: each token's experts are in so many groups.
-        group_score: a group's score, one of `GROUP_SCORES`: its best expert's, or its best two's.
-        correction: a number for each expert is added to the scores by which experts are chosen,
-            and not to those they are weighed by; nothing trains it.
-        router_bias: a bias on the router.
-        bias: biases on the experts' projections.
-        shared_size: inner width of a feed-forward layer that every token goes through as well;
-            None: there is none.
-        shared_gate: that layer's output is multiplied by a sigmoid of its own.
+        dense_layers: numbers of the layers with one MLP instead of experts.
+        score: the function from the router's logits to scores, one of `ROUTER_SCORES`.
+        normalize: whether the scores of a token's chosen experts are divided by their sum.
+        scale: factor on the scores of the chosen experts.
+        groups: number of groups of consecutive experts.
+        groups_per_token: number of groups from which each token's experts are chosen.
+        group_score: a group's score, one of `GROUP_SCORES`: the best score in it, or the sum of the
+            best two.
+        correction: whether each expert has a number that is added to its score when experts are
+            chosen, but not when their outputs are weighted; it is not trained.
+        router_bias: whether the router has a bias.
+        bias: whether the experts' projections have biases.
+        shared_size: inner width of the shared expert, which every token uses besides; None: no
+            shared expert.
+        shared_gate: whether the shared expert's output is multiplied by the sigmoid of a learned
+            projection.
 
     Source: arXiv 2401.04088 (Mixtral), 2412.19437 (DeepSeek-V3).
     """

@@ -17,13 +17,12 @@ _BETA_FAST, _BETA_SLOW = 32.0, 1.0
 def inverse_frequencies(rope: RopeConfig, head_dim: int, *, long: bool = False) -> Frequencies:
     """Return the radians per token for each pair of a head's rotated dimensions.
 
-    What "dynamic" makes of sequences beyond the original length depends on how long they are, and
-    is not here.
+    The scaling "dynamic" also depends on the sequence's length; this function ignores that.
 
     Args:
-        rope: which frequencies.
-        head_dim: size of a head.
-        long: longrope: those of sequences beyond the original length.
+        rope: the rotary positions.
+        head_dim: number of a head's dimensions to which `rotary_fraction` refers.
+        long: for "longrope": return the frequencies of sequences beyond the original length.
 
     Returns:
         Shape (rotary dimensions / 2,).
@@ -50,7 +49,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, *, long: bool = False) 
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """Return the factor on cosines and sines.
+    """Return the factor by which cosines and sines are multiplied.
 
     Source: transformers `_compute_yarn_parameters` and `_compute_longrope_parameters`.
     """
@@ -72,7 +71,7 @@ def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
 
 
 def llama3_divisors(rope: RopeConfig, kept: Frequencies) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the divisor of each frequency: 1 for short waves, `factor` for long ones."""
+    """Return Llama 3's divisor of each frequency: 1 for short waves, `factor` for long ones."""
     low, high = rope.low_freq_factor or 1.0, rope.high_freq_factor or 1.0
     length = rope.original_max_position_embeddings or 1
     wavelengths = 2 * math.pi / kept.astype(np.float64)

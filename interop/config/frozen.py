@@ -1,4 +1,4 @@
-"""JSON as an immutable, hashable mapping: what a static pytree field may hold."""
+"""JSON as an immutable, hashable mapping, which can be a static field of a pytree."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -11,15 +11,15 @@ __all__ = ["FrozenJSON"]
 
 
 class FrozenJSON(Mapping[str, Any]):
-    """A JSON object that cannot change; equal and hashed by its canonical text."""
+    """Immutable JSON object; equality and hash are those of its canonical text."""
 
     __slots__ = ("_data", "text")
 
     def __init__(self, data: Mapping[str, Any] | None = None, *, name: str = "value") -> None:
-        """Take a mapping of JSON values.
+        """Create it from a mapping of JSON values.
 
         Raises:
-            ArgumentError: if something in it is not JSON; names the argument.
+            ArgumentError: a value is not JSON; the message begins with `name`.
         """
         try:
             self.text = json.dumps(

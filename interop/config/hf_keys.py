@@ -1,4 +1,4 @@
-"""Keys of a Hugging Face config.json that say nothing of what a model computes."""
+"""Keys of a Hugging Face config.json that don't change what a model computes."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ __all__ = ["DROPOUTS", "HARMLESS_KEYS", "NEUTRAL_VALUES", "unread_keys"]
 
 HARMLESS_KEYS = frozenset(
     {
-        # of the file, and of those who made it
+        # about the file, and the tool that wrote it
         *("dtype", "torch_dtype", "transformers_version", "transformers.js_config"),
         *("is_llama_config", "model_max_length", "name_or_path", "tokenizer_class"),
         *("custom_pipelines", "unsloth_fixed", "unsloth_version"),
-        # what vLLM alone reads
+        # read by vLLM alone
         "dual_chunk_attention_config",
-        # of older releases of transformers, which no longer has them
+        # removed from newer releases of transformers
         *("eos_token_ids", "max_sequence_length", "n_special", "output_past"),
         *("predict_special_tokens", "xla_device"),
-        # how to generate
+        # settings of text generation
         *("bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample"),
         *("early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty"),
         *("length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups"),
         *("num_beams", "num_return_sequences", "prefix", "remove_invalid_values"),
         *("repetition_penalty", "suppress_tokens", "temperature", "top_k", "top_p", "typical_p"),
-        # labels and tasks of other heads
+        # labels and tasks of classification heads
         *("finetuning_task", "id2label", "label2id", "num_labels", "problem_type"),
         *("task_specific_params",),
-        # how transformers runs it and what its calls return
+        # how transformers runs the model, and what its calls return
         *("attn_implementation", "chunk_size_feed_forward", "gradient_checkpointing"),
         *("output_attentions", "output_hidden_states", "output_scores", "return_dict"),
         *("return_dict_in_generate", "tf_legacy_loss", "torchscript", "use_bfloat16", "use_cache"),
         "is_decoder",
     }
 )
-"""Keys that are carried along whatever they say; so are names that begin with "_", and token ids.
+"""Keys that are kept whatever their values are.
 
-A token id is a name that ends in "_token_id".
+Names that begin with "_" or end in "_token_id" are kept too.
 """
 
 DROPOUTS = frozenset(
@@ -46,7 +46,7 @@ DROPOUTS = frozenset(
         "residual_dropout",
     }
 )
-"""Shares of numbers that training drops. They change no logits; the decoder drops none."""
+"""Keys of dropout rates, which change no logits; the decoder has no dropout."""
 
 NEUTRAL_VALUES: Mapping[str, tuple[Any, str]] = {
     "add_cross_attention": (False, "attention to an encoder"),
@@ -66,15 +66,15 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, str]] = {
     "use_qk_norm": (False, "the norm of queries and keys"),
     "use_sliding_window": (False, "which tokens attend to which"),
 }
-"""Keys that ask for something else unless they have just this value, or null; and what changes."""
+"""Key -> its only supported value (besides null), and what another value would change."""
 
 
 def unread_keys(data: Mapping[str, Any], read: Set[str]) -> dict[str, Any]:
-    """Return the entries of a config.json that nothing reads, and that may mean something.
+    """Return the entries of a config.json that are not read and may change the model.
 
     Args:
         data: the file's content.
-        read: keys that are read.
+        read: keys that the caller reads.
     """
     return {
         key: value

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: what a config says of it."""
+"""Config of multi-head latent attention."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ __all__ = ["LatentAttentionConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttentionConfig:
-    """Attention whose keys and values are made of a short vector per token.
+    """Multi-head latent attention: keys and values are projections of a short vector per token.
 
-    A head's query and key have `content_dim` dimensions without positions, and then `rotary_dim`
-    that turn; the turning part of the key is one for all heads.
+    A head's query and key have `content_dim` dimensions without positions, then `rotary_dim`
+    rotated ones. All heads share the rotated part of the key.
 
     Attributes:
-        query_rank: length of the vector that queries are made of; None: of the token itself.
-        key_value_rank: length of the vector that keys and values are made of.
-        content_dim: of each head's query and key.
-        rotary_dim: of each head's query, and of the one key.
-        value_dim: of each head's value.
+        query_rank: length of the vector from which queries are projected; None: they are projected
+            from the token's hidden state.
+        key_value_rank: length of the vector from which keys and values are projected.
+        content_dim: dimensions without positions of each head's query and key.
+        rotary_dim: rotated dimensions of each head's query, and of the shared key.
+        value_dim: dimensions of each head's value.
 
     Source: arXiv 2405.04434 (DeepSeek-V2).
     """

@@ -1,4 +1,4 @@
-"""Rotary positions: what a config says of them."""
+"""Config of rotary positions."""
 
 from __future__ import annotations
 
@@ -26,22 +26,26 @@ class RopeConfig:
     Attributes:
         theta: base of the frequencies.
         scaling: one of `ROPE_SCALINGS`.
-        factor: context extension (all but default).
-        low_freq_factor: llama3: wavelengths above original length / this are divided by `factor`.
-        high_freq_factor: llama3: wavelengths below original length / this are kept.
+        factor: context extension (every scaling but "default").
+        low_freq_factor: llama3: frequencies are divided by `factor` if their wavelength is above
+            `original_max_position_embeddings / low_freq_factor`.
+        high_freq_factor: llama3: frequencies are kept if their wavelength is below
+            `original_max_position_embeddings / high_freq_factor`.
         original_max_position_embeddings: context length of pretraining, in tokens (dynamic,
             llama3, yarn, longrope).
-        rotary_fraction: share of each head's dimensions that turn, the first ones.
-        beta_fast: yarn: dimensions that turn more often than this within the original length are
-            kept; None means 32.
-        beta_slow: yarn: those that turn less often are divided by `factor`; None means 1.
-        truncate: yarn: the bounds between the two are whole dimensions.
-        mscale: yarn: with `mscale_all_dim`, how much attention is sharpened.
-        mscale_all_dim: yarn: as `mscale`.
-        attention_factor: yarn, longrope: cosines and sines are multiplied by it; None: by what
-            `factor` gives.
-        short_factor: longrope: divisor of each frequency up to the original length.
-        long_factor: longrope: divisor of each frequency beyond it.
+        rotary_fraction: share of each head's dimensions that are rotated; they are the first ones.
+        beta_fast: yarn: frequencies with more turns than this within the original length are kept;
+            None means 32.
+        beta_slow: yarn: frequencies with fewer turns than this are divided by `factor`; None means
+            1.
+        truncate: yarn: whether the two bounds are rounded to whole dimensions.
+        mscale: yarn: a coefficient of the default of `attention_factor`.
+        mscale_all_dim: yarn: the other coefficient of that default; it also scales DeepSeek's
+            attention.
+        attention_factor: yarn, longrope: factor on cosines and sines; None: it follows from
+            `factor` (and, for yarn, `mscale` and `mscale_all_dim`).
+        short_factor: longrope: divisor of each frequency for sequences up to the original length.
+        long_factor: longrope: divisor of each frequency for longer sequences.
     """
 
     theta: float = 10000.0
@@ -65,7 +69,7 @@ class RopeConfig:
         return int(head_dim * self.rotary_fraction)
 
     def problems(self, head_dim: int) -> list[str]:
-        """Return everything wrong with the values, for heads of this size."""
+        """Return everything wrong with the values, for heads with `head_dim` dimensions."""
         problems = []
         if self.scaling not in ROPE_SCALINGS:
             problems.append(f"rope scaling {self.scaling!r} is none of {', '.join(ROPE_SCALINGS)}")

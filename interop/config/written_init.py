@@ -1,6 +1,6 @@
 """Config classes that write their own `__init__`: its parameters become dataclass fields.
 
-So everything that knows the fields of a config (equality, hash, JSON, `replace`) knows them too.
+Equality, hash, JSON and `replace`, which work on a config's fields, then cover them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNDER_WAY = "_init_is_under_way"
 
 
 class Sealed:
-    """Refuses assignments, except in an `__init__` that is written by hand."""
+    """Base class whose attributes can be assigned only by an `__init__` that is written by hand."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._refuse_after_init(name)
@@ -61,21 +61,22 @@ def has_written_init(config_class: type[Any]) -> bool:
 
 
 def written_parent(config_class: type[Any]) -> type[Any] | None:
-    """Return the class whose written `__init__` a dataclass's generated one left out, if any."""
+    """Return the parent whose written `__init__` a dataclass's generated one replaces, or None."""
     own = [parent for parent in config_class.__mro__ if "__init__" in vars(parent)]
     generated = next(k for k, parent in enumerate(own) if not has_written_init(parent))
     return next((parent for parent in own[generated:] if has_written_init(parent)), None)
 
 
 def adopt_init(cls: type[Any], base: type[Any]) -> None:
-    """Make the parameters of a class's own `__init__` fields of it.
+    """Turn the parameters of a class's written `__init__` into dataclass fields.
 
     Args:
-        cls: a subclass of `base`, just defined.
-        base: the dataclass at the root.
+        cls: a subclass of `base`, whose definition has just run.
+        base: the base class of all configs.
 
     Raises:
-        ConfigError: if an instance could not be made again from its fields; says what to change.
+        ConfigError: an instance could not be created again from its fields; the message says what
+            to change.
     """
     written = cls.__dict__["__init__"]
     _, *parameters = inspect.signature(written).parameters.values()
@@ -97,7 +98,7 @@ def adopt_init(cls: type[Any], base: type[Any]) -> None:
     dataclasses.dataclass(frozen=True, kw_only=True, init=False)(cls)
     cls.__annotations__ = {**hints, **cls.__annotations__}
     for name in ("__setattr__", "__delattr__"):
-        # Those of a frozen dataclass would refuse what `__init__` assigns; `Sealed` has others.
+        # A frozen dataclass's methods refuse assignments in `__init__`; those of `Sealed` don't.
         delattr(cls, name)
     cls.__init__ = _finishing(written, frozenset(named))
 
@@ -105,15 +106,15 @@ def adopt_init(cls: type[Any], base: type[Any]) -> None:
 def refuse_changed(
     config: Any, make: Callable[[], Any], excluded: frozenset[str] = frozenset()
 ) -> None:
-    """Check that a config, made again from its own fields, is the same.
+    """Raise ConfigError if a config that is created again from its own fields differs.
 
     Args:
         config: the config.
-        make: makes it again.
+        make: creates the config again.
         excluded: fields that may differ.
 
     Raises:
-        ConfigError: if it can't be made again, or fields differ; lists them.
+        ConfigError: creating it failed, or some fields differ; all of them are listed.
     """
     written = has_written_init(type(config))
     try:
@@ -150,7 +151,7 @@ def json_text(config: Any, data: Mapping[str, Any]) -> str:
     """Return a config's fields as JSON.
 
     Raises:
-        ConfigError: if JSON can't hold some of them; lists them.
+        ConfigError: JSON can't hold some fields; all of them are listed.
     """
     problems = []
     for name, value in data.items():
@@ -170,9 +171,9 @@ def json_text(config: Any, data: Mapping[str, Any]) -> str:
 
 
 def _is_same(before: Any, after: Any) -> bool:
-    """Return whether values are equal, whether they are in lists or tuples."""
+    """Return whether values and types are equal; a list and a tuple of equal items are the same."""
     if isinstance(before, enum.Enum) or hasattr(before, "_fields"):
-        # Equal to plain text, numbers and tuples, and yet not what `is` and attributes want.
+        # Such values equal plain text, numbers and tuples, but lack their identity or attributes.
         return type(before) is type(after) and bool(before == after)
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         same_keys = before.keys() == after.keys()
@@ -180,12 +181,12 @@ def _is_same(before: Any, after: Any) -> bool:
     if isinstance(before, list | tuple) and isinstance(after, list | tuple):
         pairs = zip(before, after, strict=False)
         return len(before) == len(after) and all(_is_same(*pair) for pair in pairs)
-    # A NaN is equal to none, itself included.
+    # NaN != NaN, but it is the same setting.
     return before is after or bool(before == after) or (before != before and after != after)
 
 
 def _not_kept(config_class: type[Any]) -> list[str]:
-    """Return the parameters of a dataclass that are no fields: its InitVars."""
+    """Return the names of a dataclass's InitVars, which are parameters but no fields."""
     names = {field.name for field in dataclasses.fields(config_class)}
     _, *parameters = inspect.signature(config_class.__init__).parameters
     return [name for name in parameters if name not in names]
@@ -217,7 +218,7 @@ def _check_parameters(
 
 
 def _finishing(written: Callable[..., None], named: frozenset[str]) -> Callable[..., None]:
-    """Return an `__init__` that checks and freezes the fields that a written one has set."""
+    """Return an `__init__` that calls the written one, then checks and freezes the fields."""
 
     @functools.wraps(written)
     def init(self: Any, *arguments: Any, **keywords: Any) -> None:
@@ -230,7 +231,7 @@ def _finishing(written: Callable[..., None], named: frozenset[str]) -> Callable[
         object.__delattr__(self, _UNDER_WAY)
         self.raise_for_problems()
 
-    init.parameters_are_fields = True  # type: ignore[attr-defined]  # the mark of a written one
+    init.parameters_are_fields = True  # type: ignore[attr-defined]  # read by `has_written_init`
     return init
 
 
@@ -266,9 +267,9 @@ def _finish(config: Any, handed_on: Mapping[str, Any]) -> None:
 
 
 def _declares_model_type(cls: type[Any]) -> bool:
-    """Return whether a class sets `model_type` below the generated `__init__`, which knows no such.
+    """Return whether a subclass of the class with the generated `__init__` sets `model_type`.
 
-    That one gives the default of its own class.
+    The generated `__init__` would set the default of its own class instead.
     """
     for parent in cls.__mro__:
         if "__init__" in vars(parent) and not has_written_init(parent):

@@ -1,7 +1,7 @@
 """Reads of boxes of tensors that are stored in C order, in pieces.
 
-A box is a few long stretches of a tensor's bytes, or many short ones: some columns of a matrix are
-one stretch in each row. Gaps between short stretches are read too, and dropped.
+A box is one or more contiguous ranges of a tensor's bytes: some columns of a matrix are one range
+in each row. Short gaps between ranges are read too, and dropped.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from cairn.storage.arrays.box_buffers import aligned_empty
 __all__ = ["covering_box", "merge_boxes", "read_boxes"]
 
 GAP_BYTES: Final = 1 << 20
-"""Gaps of at most this size are read along: another request to a store costs more."""
+"""Largest gap that is read too: another request to a store would cost more."""
 
 PIECE_BYTES: Final = 8 << 20
-"""Most bytes that a thread reads at a time, and holds besides the boxes that they belong to."""
+"""Most bytes of a thread's read; they are in memory beside the boxes that are filled from them."""
 
 READERS: Final = 4
-"""Threads that read pieces of one tensor."""
+"""Number of threads that read pieces of one tensor."""
 
 
 def covering_box(shape: Shape, itemsize: int, box: Box) -> Box:
-    """Return the box that a read of `box` takes: itself, or the whole rows that it lies in.
+    """Return the box to read for `box`: itself, or one grown to whole rows where gaps are short.
 
     Args:
-        shape: of the tensor.
-        itemsize: bytes of a number.
-        box: of it.
+        shape: shape of the tensor.
+        itemsize: bytes of one element.
+        box: a box of the tensor.
     """
     cover = list(box)
     for axis in reversed(range(len(shape))):
@@ -64,8 +64,8 @@ def merge_boxes(boxes: Sequence[Box], cover: Callable[[Box], Box]) -> list[Box]:
     """Return the boxes to read for several boxes, so that no two of them overlap.
 
     Args:
-        boxes: of one tensor.
-        cover: gives the box that is read for one.
+        boxes: boxes of one tensor.
+        cover: returns the box to read for a box, such as `covering_box`.
     """
     covers: list[Box] = []
     for box in boxes:
@@ -83,17 +83,18 @@ def merge_boxes(boxes: Sequence[Box], cover: Callable[[Box], Box]) -> list[Box]:
 def read_boxes(
     shape: Shape, dtype: np.dtype[Any], boxes: Sequence[Box], read: Callable[[int, Array], None]
 ) -> list[Array]:
-    """Return boxes of one tensor; read what several share only once.
+    """Return boxes of one tensor; elements that several boxes share are read only once.
 
-    Besides them each of `READERS` threads holds at most `PIECE_BYTES`, or one number. Boxes of the
-    same rows may be views of one array, if that is no larger than all of them.
+    Besides the boxes, each of `READERS` threads needs at most `PIECE_BYTES` of memory, or one
+    element. Boxes of the same rows may be views of one array, if it is no larger than all of them
+    together.
 
     Args:
-        shape: of the tensor.
-        dtype: of its numbers.
-        boxes: none of them empty.
-        read: fills an array of one axis with the tensor's numbers from an index on, in C order.
-            Called from several threads.
+        shape: shape of the tensor.
+        dtype: dtype of the tensor.
+        boxes: the boxes; none may be empty.
+        read: fills a one-dimensional array with the tensor's elements, in C order, from a flat
+            index on. It is called from several threads.
     """
     filled: dict[int, Array] = {}
     for cover in merge_boxes(boxes, lambda box: covering_box(shape, dtype.itemsize, box)):
@@ -103,7 +104,7 @@ def read_boxes(
         kept = [boxes[number] for number in inside]
         if len(kept) > 1 and sum(map(element_count, kept)) >= element_count(cover):
             kept = [cover]
-        # Aligned: a CPU device takes such memory as it is.
+        # Aligned memory becomes an array of a CPU device without a copy.
         arrays = [aligned_empty([box_shape(box)], dtype)[0] for box in kept]
         _fill(
             arrays, kept, _pieces(shape, cover, max(1, PIECE_BYTES // dtype.itemsize)), shape, read
@@ -121,7 +122,10 @@ def _fill(
     shape: Shape,
     read: Callable[[int, Array], None],
 ) -> None:
-    """Read the pieces that overlap a box; one that lies whole in a box goes straight into it."""
+    """Fill the arrays of `boxes` from the pieces that overlap them.
+
+    A piece that lies inside a single box is read directly into that box's array.
+    """
 
     def fill(piece: Box) -> None:
         start = sum(
@@ -147,11 +151,11 @@ def _fill(
         return
     with ThreadPoolExecutor(READERS, "cairn-pieces") as pool:
         for _ in pool.map(fill, needed):
-            pass  # what one raises is raised here, and those that wait are given up
+            pass  # raise a thread's error here; the executor drops reads that wait
 
 
 def _within(box: Box, outer: Box) -> Any:
-    """Return a box relative to a box around it; for no axes, everything."""
+    """Return a box's index relative to a box that contains it; `...` where there are no axes."""
     inner = (
         slice(extent.start - whole.start, extent.stop - whole.start)
         for extent, whole in zip(box, outer, strict=True)
@@ -160,7 +164,7 @@ def _within(box: Box, outer: Box) -> Any:
 
 
 def _pieces(shape: Shape, box: Box, limit: int) -> Iterator[Box]:
-    """Yield a box in parts, each of which is one stretch of at most `limit` numbers."""
+    """Yield boxes that make up `box`, each a contiguous range of at most `limit` elements."""
     if not shape:
         yield ()
         return

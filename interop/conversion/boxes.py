@@ -1,4 +1,4 @@
-"""Boxes of tensors, and the boxes of tensors that make a box of a leaf."""
+"""Boxes (hyper-rectangles) of tensors and of leaves, and which of them make up which."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class BoxReads:
-    """Boxes to read for a box of one leaf, and how to make it of them.
+    """Boxes of tensors to read for a box of one leaf, and the function that makes it from them.
 
     Attributes:
-        reads: for each box, the number of the tensor, and the box of it.
-        make: makes the leaf's box from those boxes in their order; perhaps a view of them.
+        reads: pairs of a tensor's number and a box of that tensor.
+        make: returns the leaf's box from the arrays of `reads`, in their order; perhaps a view.
     """
 
     reads: tuple[tuple[int, Box], ...]
@@ -49,7 +49,7 @@ def box_shape(box: Box) -> tuple[int, ...]:
 
 
 def shifted(box: Box, axis: int, by: int) -> Box:
-    """Return a box, moved along one axis."""
+    """Return a box, moved by `by` elements along `axis`."""
     extent = box[axis]
     return (*box[:axis], slice(extent.start + by, extent.stop + by), *box[axis + 1 :])
 

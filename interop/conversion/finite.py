@@ -1,4 +1,4 @@
-"""Count of the NaN and infinite numbers of a block, at the speed of memory."""
+"""Count of the NaN and infinite elements of a block, as fast as memory can be read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def count_nonfinite(block: Array) -> int:
     """Return how many elements are NaN or infinite; 0 for dtypes that are not floating.
 
     Args:
-        block: any shape, C order; dtypes of ml_dtypes with 8 or 16 bits included.
+        block: an array of any shape in C order; it may have an 8-bit or 16-bit dtype of ml_dtypes.
     """
     if block.dtype.kind == "c":
         return count_nonfinite(block.view(block.real.dtype))
@@ -38,7 +38,7 @@ def _count(block: Array) -> int:
     bits = block.view(f"u{block.dtype.itemsize}")
     if block.dtype.itemsize == 1:
         return int(np.count_nonzero(_bad_bytes(block.dtype)[bits]))
-    # IEEE 754 has all bits of the exponent set in both, and in nothing else.
+    # In IEEE 754 exactly NaN and infinities have all bits of the exponent set.
     mask = bits.dtype.type(_exponent_bits(block.dtype))
     exponents = np.bitwise_and(bits, mask)
     if exponents.max() != mask:
@@ -53,7 +53,7 @@ def _exponent_bits(dtype: np.dtype) -> int:
 
 @cache
 def _bad_bytes(dtype: np.dtype) -> Array:
-    """Return which of the 256 values of a byte are NaN or infinite; some formats have neither."""
+    """Return 256 booleans: which values of a byte are NaN or infinite in a dtype."""
     values = np.arange(256, dtype=np.uint8).view(dtype)
     try:
         ml_dtypes.finfo(dtype)

@@ -1,8 +1,8 @@
 """Invertible operations between tensors of another format and a model's leaves.
 
-An operation works on the tensors of one rule, so memory is bounded by the largest rule and not by
-the model; shapes are known without touching numbers. `box_reads` tells which boxes of the tensors
-make a box of a leaf, so that a process reads no more than its devices hold.
+An operation works on the tensors of one rule, so memory is bounded by the largest rule, not by the
+model. Shapes are computed without reading weights. `box_reads` returns which boxes of the tensors
+make up a box of a leaf, so that a process reads only what its devices need.
 """
 
 from __future__ import annotations
@@ -23,28 +23,36 @@ class Op(Protocol):
     """Invertible operation from tensors of another format to a model's leaves."""
 
     def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
-        """Return the leaves, made of the tensors."""
+        """Return the leaves that the tensors become."""
         ...
 
     def to_hf(self, leaves: Sequence[Array]) -> list[Array]:
-        """Return the tensors, made of the leaves: the exact inverse of `from_hf`."""
+        """Return the tensors that the leaves become: the exact inverse of `from_hf`."""
         ...
 
     def leaf_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Return the shapes of `from_hf`'s result; ValueError if the tensors don't fit."""
+        """Return the shapes of the leaves that `from_hf` returns for tensors of these shapes.
+
+        Raises:
+            ValueError: the operation can't take tensors of these shapes.
+        """
         ...
 
     def tensor_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Return the shapes of `to_hf`'s result; ValueError if the leaves don't fit."""
+        """Return the shapes of the tensors that `to_hf` returns for leaves of these shapes.
+
+        Raises:
+            ValueError: the operation can't take leaves of these shapes.
+        """
         ...
 
     def box_reads(self, shapes: Sequence[Shape], leaf: int, box: Box) -> BoxReads:
-        """Return how to make a box of one of our leaves; by default from all of their tensors.
+        """Return how to make a box of a leaf; by default from all of the rule's tensors.
 
         Args:
-            shapes: shapes of their tensors.
-            leaf: index of the leaf in the result of `from_hf`.
-            box: of that leaf; not empty.
+            shapes: shapes of the tensors.
+            leaf: index of the leaf in what `from_hf` returns.
+            box: a box of that leaf; not empty.
         """
         reads = tuple((number, whole_box(shape)) for number, shape in enumerate(shapes))
         return BoxReads(reads, lambda arrays: self.from_hf(arrays)[leaf][box])
@@ -52,14 +60,14 @@ class Op(Protocol):
 
 @dataclass(frozen=True)
 class Rename:
-    """Numbers as they are, under another name."""
+    """No change but of the name."""
 
     def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
-        """Return their tensors as they are."""
+        """Return the tensors unchanged."""
         return list(tensors)
 
     def to_hf(self, leaves: Sequence[Array]) -> list[Array]:
-        """Return our leaves as they are."""
+        """Return the leaves unchanged."""
         return list(leaves)
 
     def leaf_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
@@ -77,7 +85,7 @@ class Rename:
 
 @dataclass(frozen=True)
 class Transpose:
-    """Swap of the last two axes: PyTorch keeps [out, in], we keep [in, out]."""
+    """Swap of the last two axes: PyTorch stores [out, in], leaves are [in, out]."""
 
     def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
         """Return each tensor with its last two axes swapped."""
@@ -105,22 +113,22 @@ class Transpose:
 
 @dataclass(frozen=True)
 class Split:
-    """Split of a fused tensor into leaves, `sizes` long along `axis`."""
+    """Split of a fused tensor into leaves along `axis`; `sizes` are their lengths."""
 
     sizes: tuple[int, ...]
     axis: int = 0
 
     def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
-        """Split the tensor."""
+        """Return the leaves that the tensor splits into."""
         (fused,) = tensors
         return list(np.split(fused, np.cumsum(self.sizes)[:-1], axis=self.axis))
 
     def to_hf(self, leaves: Sequence[Array]) -> list[Array]:
-        """Join the leaves."""
+        """Return the leaves, joined into one tensor."""
         return [np.concatenate(list(leaves), axis=self.axis)]
 
     def leaf_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Return one shape for each size."""
+        """Return one leaf's shape for each size."""
         (fused,) = shapes
         _require(
             len(fused) > self.axis and fused[self.axis] == sum(self.sizes),
@@ -140,7 +148,7 @@ class Split:
         return [(*first[: self.axis], sum(self.sizes), *first[self.axis + 1 :])]
 
     def box_reads(self, shapes: Sequence[Shape], leaf: int, box: Box) -> BoxReads:
-        """Return the box, shifted to where the leaf begins in the fused tensor."""
+        """Return the same box of the fused tensor, shifted to where the leaf begins."""
         return BoxReads(((0, shifted(box, self.axis, sum(self.sizes[:leaf]))),), _first)
 
 
@@ -151,11 +159,11 @@ class Stack:
     count: int
 
     def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
-        """Stack the tensors."""
+        """Return the tensors, stacked into one leaf."""
         return [np.stack(list(tensors))]
 
     def to_hf(self, leaves: Sequence[Array]) -> list[Array]:
-        """Return the leaf's entries along its leading axis."""
+        """Return one tensor for each index of the leaf's leading axis."""
         (stacked,) = leaves
         return list(stacked)
 
@@ -177,7 +185,7 @@ class Stack:
         return [stacked[1:]] * self.count
 
     def box_reads(self, shapes: Sequence[Shape], leaf: int, box: Box) -> BoxReads:
-        """Return the inner box of each tensor that the box covers."""
+        """Return the box without its leading axis, of each tensor that it covers."""
         numbers, inner = box[0], box[1:]
         reads = tuple((number, inner) for number in range(numbers.start, numbers.stop))
         return BoxReads(reads, lambda arrays: np.stack(list(arrays)))
@@ -187,10 +195,11 @@ class Stack:
 class RotaryRows:
     """Order of each head's rotated rows: x0 y0 x1 y1 ... in tensors, x0 x1 ... y0 y1 ... in leaves.
 
-    Code that rotates neighbouring pairs stores them so; the decoder rotates across two halves.
+    x and y are rotated as a pair. Tensors have the first order in models that rotate neighbouring
+    dimensions; the decoder rotates dimensions of a head's two halves.
 
     Attributes:
-        heads: heads that follow each other along the leading axis.
+        heads: number of heads, which follow each other along the leading axis.
         start: first rotated row of each head.
         turning: number of rotated rows; None: all from `start` on.
     """
@@ -200,11 +209,11 @@ class RotaryRows:
     turning: int | None = None
 
     def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
-        """Return rows in halves."""
+        """Return the tensors with each head's rotated rows in halves."""
         return [self._reorder(array, halves=True) for array in tensors]
 
     def to_hf(self, leaves: Sequence[Array]) -> list[Array]:
-        """Return rows interleaved."""
+        """Return the leaves with each head's rotated rows interleaved."""
         return [self._reorder(array, halves=False) for array in leaves]
 
     def leaf_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
@@ -224,7 +233,7 @@ class RotaryRows:
         return self.leaf_shapes(shapes)
 
     def box_reads(self, shapes: Sequence[Shape], leaf: int, box: Box) -> BoxReads:
-        """Return all rows from the first to the last that the box takes."""
+        """Return the rows of the box, read with all rows between the first and the last of them."""
         order = self._reorder(np.arange(shapes[leaf][0]), halves=True)
         return _of_rows(leaf, order[box[0]], box)
 
@@ -241,29 +250,29 @@ class RotaryRows:
 
 @dataclass(frozen=True)
 class SplitGroups:
-    """Split of a fused tensor with groups of rows; each group has `sizes` rows of leaf after leaf.
+    """Split of a fused tensor whose rows are in groups; a group has `sizes[k]` rows of each leaf k.
 
-    A leaf has its rows of all groups.
+    A leaf is the concatenation of its rows of all groups.
     """
 
     groups: int
     sizes: tuple[int, ...]
 
     def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
-        """Split the tensor; each leaf takes its rows of all groups."""
+        """Return the leaves; each has its rows of all groups."""
         (fused,) = tensors
         grouped = fused.reshape(self.groups, -1, *fused.shape[1:])
         pieces = np.split(grouped, np.cumsum(self.sizes)[:-1], axis=1)
         return [piece.reshape(-1, *fused.shape[1:]) for piece in pieces]
 
     def to_hf(self, leaves: Sequence[Array]) -> list[Array]:
-        """Join the leaves group by group."""
+        """Return the leaves, joined group by group into one tensor."""
         rest = leaves[0].shape[1:]
         grouped = [array.reshape(self.groups, -1, *rest) for array in leaves]
         return [np.concatenate(grouped, axis=1).reshape(-1, *rest)]
 
     def leaf_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Return one shape for each size."""
+        """Return one leaf's shape for each size."""
         (fused,) = shapes
         _require(
             bool(fused) and fused[0] == self.groups * sum(self.sizes),
@@ -282,7 +291,7 @@ class SplitGroups:
         return [(sum(expected), *shapes[0][1:])]
 
     def box_reads(self, shapes: Sequence[Shape], leaf: int, box: Box) -> BoxReads:
-        """Return all rows from the first to the last that the box takes, other leaves' too."""
+        """Return the rows of the box, read with the rows of other leaves that lie between them."""
         ((total, *_),) = shapes
         start = sum(self.sizes[:leaf])
         grouped = np.arange(total).reshape(self.groups, -1)[:, start : start + self.sizes[leaf]]
@@ -291,51 +300,51 @@ class SplitGroups:
 
 @dataclass(frozen=True)
 class Interleaved:
-    """Two leaves that alternate along the last axis of one tensor."""
+    """Two leaves whose columns alternate along the last axis of one tensor."""
 
     def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
-        """Return the even columns, and the odd ones."""
+        """Return two leaves: the even columns and the odd columns."""
         (both,) = tensors
         return [both[..., 0::2], both[..., 1::2]]
 
     def to_hf(self, leaves: Sequence[Array]) -> list[Array]:
-        """Return the leaves' columns in turns."""
+        """Return one tensor with the leaves' columns in alternation."""
         first, second = leaves
         return [np.stack([first, second], axis=-1).reshape(*first.shape[:-1], -1)]
 
     def leaf_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Return half of the last axis for each."""
+        """Return two shapes with half of the last axis."""
         (both,) = shapes
         _require(bool(both) and both[-1] % 2 == 0, f"an even last axis, found shape {both}")
         return [(*both[:-1], both[-1] // 2)] * 2
 
     def tensor_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Return twice the last axis."""
+        """Return the leaves' shape with twice the last axis."""
         first, second = shapes
         _require(bool(first) and first == second, f"two equal shapes, found {list(shapes)}")
         return [(*first[:-1], 2 * first[-1])]
 
     def box_reads(self, shapes: Sequence[Shape], leaf: int, box: Box) -> BoxReads:
-        """Return the columns of both leaves, from the first that the box takes to the last."""
+        """Return the columns of the box, read with the other leaf's columns between them."""
         columns = slice(2 * box[-1].start + leaf, 2 * box[-1].stop - 1 + leaf)
         return BoxReads(((0, (*box[:-1], columns)),), lambda arrays: arrays[0][..., ::2])
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Operations one after the other, the first one nearest to the tensors."""
+    """Operations one after the other; the first is applied to the tensors."""
 
     ops: tuple[Op, ...]
 
     def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
-        """Apply all operations, in order."""
+        """Return the tensors after all operations, in order."""
         arrays = list(tensors)
         for op in self.ops:
             arrays = op.from_hf(arrays)
         return arrays
 
     def to_hf(self, leaves: Sequence[Array]) -> list[Array]:
-        """Undo all operations, last first."""
+        """Return the leaves after the inverses of all operations, the last one first."""
         arrays = list(leaves)
         for op in reversed(self.ops):
             arrays = op.to_hf(arrays)
@@ -348,13 +357,13 @@ class Chain:
         return list(shapes)
 
     def tensor_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Return the shapes before all operations, last first."""
+        """Return the shapes after the inverses of all operations, the last one first."""
         for op in reversed(self.ops):
             shapes = op.tensor_shapes(shapes)
         return list(shapes)
 
     def box_reads(self, shapes: Sequence[Shape], leaf: int, box: Box) -> BoxReads:
-        """Trace the box back through all operations."""
+        """Return the boxes to read for a leaf's box, traced back through all operations."""
         inputs = [list(shapes)]
         for op in self.ops[:-1]:
             inputs.append(op.leaf_shapes(inputs[-1]))
@@ -370,20 +379,20 @@ def _first(arrays: Sequence[Array]) -> Array:
 
 
 def _of_rows(tensor: int, rows: Array, box: Box) -> BoxReads:
-    """Return a part of some rows, in their order; it also reads the rows between them."""
+    """Return `rows` of a tensor, in that order, inside `box`; all rows between are read too."""
     first = int(rows.min())
     between = slice(first, int(rows.max()) + 1)
     return BoxReads(((tensor, (between, *box[1:])),), lambda arrays: arrays[0][rows - first])
 
 
 def _chained(ops: Sequence[Op], shapes: Sequence[Sequence[Shape]], leaf: int, box: Box) -> BoxReads:
-    """Compute `Chain.box_reads`.
+    """Return what `Chain.box_reads` returns.
 
     Args:
-        ops: those up to the one that makes the leaf.
-        shapes: input shapes of each of them.
-        leaf: number of the leaf.
-        box: of it.
+        ops: the operations whose box is still to be traced back, first one first.
+        shapes: input shapes of each operation.
+        leaf: index of the leaf in the last operation's output.
+        box: a box of that leaf.
     """
     reads = ops[-1].box_reads(shapes[-1], leaf, box)
     if len(ops) == 1:

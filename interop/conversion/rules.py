@@ -1,8 +1,8 @@
 """Rule tables between a model's leaves and another format's tensors, for both directions.
 
-A table is a list of `Rule`s. Each names leaves ("/"-joined paths), tensors of the other format, and
-an invertible operation between the two. `match` compares a table with the leaves and tensors that
-exist, and lists everything that does not fit before any weight is read.
+A table is a list of `Rule`s. Each names some leaves ("/"-joined paths), some tensors of the other
+format, and an invertible operation between the two. `match` compares a table with the leaves and
+tensors that exist, and lists everything that does not fit before any weight is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cairn.interop.errors import ConversionError
 
 @dataclass(frozen=True)
 class Rule:
-    """Rule that makes leaves from tensors of another format, and back.
+    """Rule that turns tensors of another format into leaves, and back.
 
     Names may hold placeholders such as "{layer}"; `expand` fills them.
     """
@@ -30,7 +30,7 @@ class Rule:
 
     @staticmethod
     def one(leaf: str, tensor: str, op: Op = RENAME) -> Rule:
-        """Return a rule of one leaf and one tensor, the common case."""
+        """Return a rule for one leaf and one tensor, the common case."""
         return Rule((leaf,), (tensor,), op)
 
 
@@ -39,10 +39,10 @@ class RuleTable:
     """All rules of one family and one format.
 
     Attributes:
-        rules: in the order in which tensors are written.
-        tolerated: regular expressions (whole name) of tensors that may be there and are
-            not read: copies of tied weights, buffers that follow from the config.
-        aliases: names that PyTorch's `state_dict` has beside the rules': tied name -> name of the
+        rules: the rules, in the order in which tensors are written.
+        tolerated: regular expressions that match whole names of tensors which may exist but are not
+            read: copies of tied weights, buffers that follow from the config.
+        aliases: tied names, which PyTorch's `state_dict` has besides: tied name -> name of the
             tensor that it shares. They are never written to files.
     """
 
@@ -84,20 +84,20 @@ def match(
     tensors: Mapping[str, Shape] | None = None,
     path: str,
 ) -> tuple[Rule, ...]:
-    """Match a table with the leaves and tensors that exist, in both directions.
+    """Return a table's rules that apply to the leaves and tensors that exist.
 
     Args:
         table: the rules.
         leaves: every leaf and its shape; each must be filled exactly once.
-        tensors: every tensor and its shape; None when they are still to be written.
-        path: what is being converted, for the error.
+        tensors: every tensor and its shape; None if the tensors are yet to be written.
+        path: name of the conversion in the error, such as a folder.
 
     Returns:
-        The rules, all of which apply.
+        The rules; together they fill every leaf exactly once.
 
     Raises:
-        ConversionError: anything is missing, unexpected, filled twice or of another shape; all of
-            it is in `problems`.
+        ConversionError: a leaf or tensor is missing, unexpected, filled twice or of another shape;
+            `problems` lists all.
     """
     problems: list[str] = []
     filled: dict[str, int] = {}

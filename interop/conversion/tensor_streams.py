@@ -1,8 +1,7 @@
-"""Rule tables run backwards as streams: our leaves in, their tensors out, in blocks.
+"""Conversion of a model's leaves to another format's tensors, as streams of blocks.
 
-A leaf may be stored in a checkpoint or lie in memory; both are a `Leaf`. Renamed, transposed,
-joined, unstacked and interleaved leaves stream in bounded memory; other operations need one rule's
-leaves whole.
+A `Leaf` may be stored in a checkpoint or in memory. Leaves that are renamed, transposed, joined,
+unstacked or interleaved stream in bounded memory; other operations load all leaves of one rule.
 """
 
 from __future__ import annotations
@@ -47,24 +46,24 @@ class Leaf(Protocol):
         ...
 
     def blocks(self, max_bytes: int, *, transpose: bool, at: int | None = None) -> Iterator[Array]:
-        """Yield consecutive C-order blocks of the leaf, or of it with the last two axes swapped.
+        """Yield the leaf as consecutive blocks in C order.
 
         Args:
-            max_bytes: most bytes of a block, or one row.
-            transpose: swap them.
-            at: take only the part with this number along the leading axis.
+            max_bytes: most bytes of a block; one row may be larger.
+            transpose: swap the last two axes first.
+            at: yield only this index of the leading axis; None: the whole leaf.
         """
         ...
 
 
 @dataclass(frozen=True)
 class MemoryLeaf:
-    """Leaf that lies in host memory, or that `fetch` brings there when it is needed.
+    """Leaf in host memory, or copied there by `fetch` when it is needed.
 
     Attributes:
-        shape: its shape.
-        dtype: its dtype.
-        fetch: returns the part with a number along its leading axis, or for None all of it.
+        shape: shape of the leaf.
+        dtype: dtype of the leaf.
+        fetch: returns the leaf's array at an index of the leading axis; for None the whole array.
     """
 
     shape: Shape
@@ -72,7 +71,7 @@ class MemoryLeaf:
     fetch: Callable[[int | None], Any]
 
     def blocks(self, max_bytes: int, *, transpose: bool, at: int | None = None) -> Iterator[Array]:
-        """Return consecutive C-order blocks."""
+        """Return the leaf's blocks, as `Leaf.blocks` describes them."""
         whole: Array = np.asarray(self.fetch(at))
         return cut(np.swapaxes(whole, -1, -2) if transpose else whole, max_bytes)
 
@@ -85,18 +84,19 @@ def streams(
     joined: np.dtype[Any] | None = None,
     path: str,
 ) -> list[TensorSource]:
-    """Return the tensors, in the order of the rules.
+    """Return the tensors that the rules make from the leaves, in the order of the rules.
 
     Args:
-        rules: from `weight_rules.match`, so that every leaf is there and fits.
-        leaves: the model's leaves by path.
-        dtype: cast floating tensors to this; None keeps each one's own.
-        joined: cast leaves of several dtypes that become one tensor to this; None: to `dtype`.
-        path: what is being converted, for the error.
+        rules: rules that `match` returned, so that every leaf exists and fits.
+        leaves: the model's leaves, by their paths.
+        dtype: dtype to which floating tensors are cast; None: each keeps its own.
+        joined: dtype to which leaves are cast if they differ in dtype and become one tensor; None:
+            `dtype`.
+        path: name of the conversion in the error, such as a folder.
 
     Raises:
-        ConversionError: leaves of several dtypes become one tensor, and no dtype says which it
-            has; all are listed.
+        ConversionError: leaves of several dtypes become one tensor, and neither `dtype` nor
+            `joined` is set; all such tensors are listed.
     """
     common = dtype if joined is None else joined
     problems = _several_dtypes(rules, leaves, castable=common is not None)
@@ -143,10 +143,10 @@ def is_floating(dtype: Any) -> bool:
 
 
 def float_dtype(value: Any, *, argument: str) -> np.dtype[Any] | None:
-    """Return a floating dtype from its name, or from a NumPy or JAX dtype; None stays None.
+    """Return the floating dtype of a name or of a NumPy or JAX dtype; None for None.
 
     Raises:
-        ArgumentError: anything else; the known names are listed.
+        ArgumentError: `value` is anything else; the known names are listed.
     """
     if value is None:
         return None
@@ -201,7 +201,7 @@ class _CastLeaf:
 
 
 class _View:
-    """Leaf or one part of it, perhaps with the last two axes swapped."""
+    """A leaf, or one index of its leading axis; perhaps with the last two axes swapped."""
 
     def __init__(self, leaf: Leaf, *, transpose: bool = False, at: int | None = None) -> None:
         self.leaf = leaf
@@ -220,12 +220,12 @@ class _View:
         return _View(self.leaf, transpose=not self.transpose, at=self.at)
 
     def parts(self) -> list[_View]:
-        """Return the leaf's parts along the leading axis."""
+        """Return a view for each index of the leading axis."""
         return [_View(self.leaf, at=number) for number in range(self.shape[0])]
 
 
 class _Joined:
-    """Streams one after the other: the leading axis of a fused tensor."""
+    """Streams that follow each other along the leading axis of a fused tensor."""
 
     def __init__(self, parts: Sequence[_Stream]) -> None:
         first = parts[0]
@@ -262,7 +262,7 @@ class _Whole:
         self.op, self.parts, self.index, self.shape = op, parts, index, shape
         self.dtype = parts[0].dtype
         whole_bytes = sum(math.prod(part.shape) * part.dtype.itemsize for part in parts)
-        # What goes in, what comes out, and what an operation makes on the way.
+        # Inputs, output, and intermediate arrays of an operation.
         self.held_bytes = 3 * whole_bytes + sum(part.held_bytes for part in parts)
 
     def blocks(self, max_bytes: int) -> Iterator[Array]:
@@ -277,11 +277,11 @@ class _Cast:
         self.stream, self.dtype = stream, dtype
 
     def __call__(self, max_bytes: int) -> Iterator[Array]:
-        # Blocks widen when cast: what is read shrinks, so that what comes out fits.
+        # A wider dtype makes blocks larger: read smaller ones, so that cast ones fit `max_bytes`.
         widening = max(1, self.dtype.itemsize // self.stream.dtype.itemsize)
         for block in self.stream.blocks(max(1, max_bytes // widening)):
             if block.dtype != self.dtype:
-                with np.errstate(over="ignore", invalid="ignore"):  # whoever writes it counts them
+                with np.errstate(over="ignore", invalid="ignore"):  # the writer counts them
                     block = block.astype(self.dtype)
             yield block
 
@@ -311,7 +311,7 @@ def _tensor_streams(op: Op, inputs: Sequence[_Stream]) -> list[_Stream]:
         return [_Joined(inputs)]
     if isinstance(op, Stack) and len(views) == 1 and views[0].at is None and not views[0].transpose:
         return list(views[0].parts())
-    # Leaves that are cast come in blocks of their own sizes.
+    # A cast leaf's blocks differ in size from another leaf's, so they can't alternate.
     alike = len({(stream.shape, stream.dtype) for stream in inputs}) == 1
     if (
         isinstance(op, Interleaved)

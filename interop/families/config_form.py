@@ -1,4 +1,4 @@
-"""A family's config.json as a table: which key is which option of the decoder."""
+"""A family's config.json as a table: the option of the decoder for each key."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ SIZES: Mapping[str, str] = MappingProxyType(
         )
     }
 )
-"""The keys that every config.json must have, and the options they are."""
+"""Keys that most families' config.json must have -> options of the decoder."""
 
 _READ_BY_ALL = frozenset({"architectures", "model_type", "quantization_config"}) | DROPOUTS
 _ROPE_KEYS = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
 _DROPPED = frozenset({"dtype", "torch_dtype", "_name_or_path"})
-"""Keys of config.json that say something of a copy on disk, not of the model."""
+"""Keys of config.json that describe the stored file, not the model."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A key that is read only to be refused unless it says what the decoder does anyway.
+    """Key that is refused unless its value asks for what the decoder does anyway.
 
     Attributes:
-        allowed: the values that are fine; they are carried along.
-        why: nothing else is.
+        allowed: accepted values, which are kept for `to_hf`.
+        why: reason that other values are refused, for the message.
     """
 
     allowed: tuple[Any, ...]
@@ -56,10 +56,10 @@ class Refused:
 
 
 def usual_options(**changes: Any) -> dict[str, tuple[str, Any]]:
-    """Return keys that most families have -> option, and its value where the key is absent.
+    """Return key -> (option, its value if the key is absent), for keys that most families have.
 
     Args:
-        **changes: other keys, or None for one that the family does not have.
+        **changes: key -> the same pair for this family, or None to leave the key out.
     """
     usual: dict[str, Any] = {
         "head_dim": ("head_dim", None),
@@ -75,12 +75,12 @@ def usual_options(**changes: Any) -> dict[str, tuple[str, Any]]:
 def windows_from_hf(
     data: Mapping[str, Any], options: Mapping[str, Any], windowed: Callable[[int], bool]
 ) -> dict[str, Any]:
-    """Return the layers' kinds, with or without window: from `layer_types`, else the family's.
+    """Return the option `layer_types`: from config.json, else from `windowed`.
 
     Args:
-        data: config.json, which may have `layer_types`.
-        options: so far, with `num_hidden_layers`.
-        windowed: number of a layer -> whether it has one where no key says.
+        data: content of config.json, which may have `layer_types`.
+        options: options read so far, `num_hidden_layers` among them.
+        windowed: layer number -> whether the layer has a window if `layer_types` is absent.
     """
     count = options["num_hidden_layers"]
     types = data.get("layer_types")
@@ -94,30 +94,30 @@ class ConfigForm:
     """Mapping of a decoder's options to a family's config.json.
 
     Attributes:
-        model_type: as in config.json.
+        model_type: value of this key in config.json.
         architecture: the class name that transformers gives its causal language model.
-        sizes: keys that must be there -> options.
-        options: other keys -> option, and what it is where the key is absent (as in transformers).
-        fixed: options that all models of the family share, and that no key says.
-        refused: keys that must have certain values.
-        activation: the key of the activation, and what it is where the key is absent.
-        rope_theta: base of the rotary positions where no key has it; None: there are none, or
-            `read` sees to them.
-        rotary_fraction: the key of the share of each head that turns, and its default; None: all
-            of it does.
-        rope_original: the context length of pretraining where no key of the model has it, whatever
-            its scaling says; None: the scaling says it.
-        rope_names: older names of ways of scaling rotary positions -> those of today.
-        rotary_theta: the key of the base of the rotary positions in older files.
+        sizes: required keys -> options.
+        options: optional keys -> (option, its value if the key is absent, as in transformers).
+        fixed: options that all models of the family share; no key has them.
+        refused: keys of which only some values are accepted.
+        activation: key of the activation, and its value if the key is absent.
+        rope_theta: base of the rotary positions if no key has it; None: the family has no rotary
+            positions, or `read` reads them.
+        rotary_fraction: key of the rotated share of each head, and its default; None: whole heads
+            are rotated.
+        rope_original: context length of pretraining if the model's own keys lack it; the scaling's
+            key is then ignored. None: the scaling's key has it.
+        rope_names: older names of rotary scalings -> today's names.
+        rotary_theta: key of the base of the rotary positions.
         also_read: keys that `read` reads.
-        carried: keys that say how a model is trained or run, given back as they are.
-        read: config.json without nulls (but for `nulls`), options so far -> more options, or
-            others.
-        write: `DecoderConfig` -> more keys, or others.
-        nulls: keys that are written as null: their absence says something else.
-        kinds: what keys hold that no other family has, see `key_kinds`.
-        inner_sizes: keys that must be there, but for the `text_config` of a model with more parts
-            -> what transformers takes where that leaves them out.
+        carried: keys without effect on the computation; `to_hf` writes them unchanged.
+        read: function (config.json without nulls except those of `nulls`, options so far) ->
+            options to add or replace.
+        write: function `DecoderConfig` -> keys to add or replace.
+        nulls: keys whose null differs in meaning from their absence; nulls of them are kept.
+        kinds: kinds of values of keys that only this family has, see `key_kinds`.
+        inner_sizes: required keys that may be absent from a multimodal model's `text_config` -> the
+            value that transformers then uses.
     """
 
     model_type: str
@@ -142,7 +142,7 @@ class ConfigForm:
 
     @property
     def known_keys(self) -> frozenset[str]:
-        """Keys of config.json that are read."""
+        """Every key of config.json that the family reads."""
         own = {*self.sizes, *self.options, *self.refused, self.activation[0], *self.also_read}
         own |= self.carried
         if self.rotary_fraction is not None:
@@ -152,7 +152,7 @@ class ConfigForm:
 
     @property
     def keys(self) -> Mapping[str, str]:
-        """Options of the decoder that have another name in config.json -> that key."""
+        """Options whose key in config.json has another name: option -> key."""
         pairs = {**{key: name for key, (name, _) in self.options.items()}, **self.sizes}
         keys = {name: key for key, name in pairs.items() if name != key}
         if self.rotary_fraction is not None:
@@ -160,10 +160,10 @@ class ConfigForm:
         return keys
 
     def read_options(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the decoder's options of a config.json.
+        """Return the arguments of `DecoderConfig` for a config.json.
 
         Raises:
-            ConfigError: keys are missing, or ask for what the decoder does not do.
+            ConfigError: keys are missing, or ask for something that the decoder can't do.
         """
         where = f"config.json of a {data.get('model_type')!r} model"
         self._refuse(data, where)
@@ -224,20 +224,27 @@ class ConfigForm:
         return data
 
     def _fraction(self, data: Mapping[str, Any]) -> tuple[str, float] | None:
-        """Return the key of the rotated share of a head, and its value where it is no number."""
+        """Return the key of the rotated share of a head and its default; None without such a key.
+
+        The default is 1.0 if the key is null and null has a meaning.
+        """
         if self.rotary_fraction is None:
             return None
         key, usual = self.rotary_fraction
         return key, 1.0 if key in self.nulls and key in data and data[key] is None else usual
 
     def _with_theta(self, data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-        """Return config.json with the base of the rotary positions under its usual key."""
+        """Return config.json with the base of the rotary positions under the key `rope_theta`.
+
+        Raises:
+            ConfigError: several keys have different bases.
+        """
         key = self.rotary_theta
         if key == "rope_theta":
             return data
         nested = data.get("rope_parameters")
         inner = nested.get("rope_theta") if isinstance(nested, Mapping) else None
-        # transformers reads the older key alone; without it, the usual one says nothing.
+        # transformers reads only this family's own key, and ignores `rope_theta`.
         meant = next(
             theta for theta in (data.get(key), inner, self.rope_theta) if theta is not None
         )
@@ -279,7 +286,7 @@ class ConfigForm:
 
 
 def _inert_rope(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keys of the rotary scaling that change no number, to keep them."""
+    """Return the keys of the rotary scaling that change no number, which `to_hf` writes back."""
     nested = (data.get(key) for key in ("rope_scaling", "rope_parameters"))
     found = {key: rope[key] for rope in nested if rope for key in INERT_ROPE_KEYS & rope.keys()}
     return {"rope_parameters": found} if found else {}

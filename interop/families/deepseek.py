@@ -1,4 +1,4 @@
-"""Keys of latent attention and of experts in groups, and names, as DeepSeek V2 and V3 have them."""
+"""Config keys and layer names of DeepSeek V2 and V3: latent attention, grouped experts."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ LATENT_KEYS = frozenset(
         *("topk_group", "v_head_dim", "num_local_experts"),
     }
 )
-"""Keys that both read. Their own code (`auto_map`) is what transformers has built in."""
+"""Keys that both versions read; `auto_map` names code that transformers has built in."""
 
 
 def read_latent(
     data: Mapping[str, Any], options: Mapping[str, Any], *, query_rank: int
 ) -> dict[str, Any]:
-    """Read latent attention and its rotary positions.
+    """Return the options of latent attention and its rotary positions.
 
     Args:
-        data: config.json.
-        options: so far.
-        query_rank: where no key has it.
+        data: content of config.json.
+        options: options read so far.
+        query_rank: rank of the queries if config.json has no `q_lora_rank`.
 
     Raises:
-        ConfigError: numbers that follow from others, and do not.
+        ConfigError: some sizes contradict those from which they follow.
     """
     latent = LatentAttentionConfig(
         query_rank=data.get("q_lora_rank", query_rank),
@@ -95,14 +95,14 @@ def read_experts(
     first_dense: int | None,
     **choices: Any,
 ) -> dict[str, Any]:
-    """Return the experts.
+    """Return the option `experts`.
 
     Args:
-        data: config.json.
-        options: so far.
-        usual: keys -> what they are where they are absent.
-        first_dense: layers at the begin that have none.
-        **choices: of `ExpertsConfig`.
+        data: content of config.json.
+        options: options read so far.
+        usual: keys -> their values if they are absent.
+        first_dense: number of layers at the beginning without experts.
+        **choices: further arguments of `ExpertsConfig`.
     """
     settings = {key: value if data.get(key) is None else data[key] for key, value in usual.items()}
     width, shared = settings["moe_intermediate_size"], settings["n_shared_experts"]
@@ -120,10 +120,10 @@ def read_experts(
 
 
 def write_experts(config: DecoderConfig) -> dict[str, Any]:
-    """Return the keys of the experts.
+    """Return the keys of config.json that describe the experts.
 
     Raises:
-        ConfigError: the config has none.
+        ConfigError: the config has no experts.
     """
     experts = experts_of(config)
     return {
@@ -140,7 +140,7 @@ def write_experts(config: DecoderConfig) -> dict[str, Any]:
 
 
 def write_latent(config: DecoderConfig) -> dict[str, Any]:
-    """Return all of these keys.
+    """Return the keys of config.json that describe latent attention and the experts.
 
     Raises:
         ConfigError: the config has no latent attention, or no experts.
@@ -178,7 +178,10 @@ TURNING_OPS: Mapping[str, Callable[[DecoderConfig, str], Op]] = MappingProxyType
         "self_attn/kv_a_proj": lambda config, leaf: _turning(config, leaf, 1, "key_value_rank"),
     }
 )
-"""Neighbouring dimensions turn together, of each query and of the one key."""
+"""Layer path -> operation that reorders the rows of queries and of the shared key.
+
+The files are for code that rotates neighbouring dimensions as pairs.
+"""
 
 EXPERT_LAYERS: Mapping[str, str] = MappingProxyType(
     {
@@ -190,7 +193,7 @@ EXPERT_LAYERS: Mapping[str, str] = MappingProxyType(
         },
     }
 )
-"""Names of the experts' layers."""
+"""Paths of the experts' layers in a block -> their names in files."""
 
 _OURS = Names(
     layer_names={
@@ -205,12 +208,15 @@ _OURS = Names(
 
 
 def deepseek_names(config: DecoderConfig) -> Names:
-    """Return the layers' names; layers beyond the model's own predict further tokens."""
+    """Return the layers' names; tensors of layers that predict further tokens are tolerated."""
     return without_further_tokens(_OURS, config)
 
 
 def without_further_tokens(names: Names, config: DecoderConfig) -> Names:
-    """Return names that tolerate layers beyond the model's own, which predict further tokens."""
+    """Return `names`, tolerating tensors of layers that predict further tokens.
+
+    Those layers' numbers are `num_hidden_layers` and above.
+    """
     last = config.num_hidden_layers
     extra = int(config.hf_extra.get("num_nextn_predict_layers") or 1)
     numbers = "|".join(map(str, range(last, last + extra)))

@@ -1,7 +1,7 @@
 """GGUF files of DeepSeek V2 and V3, which have one architecture there.
 
-Files are read whose keys and values lie by head, and that say in which groups experts are: older
-ones leave the groups out, and what a model computes depends on them.
+Only files are read that store keys and values by head and have the experts' groups. Older files
+lack the groups, without which the model can't be computed.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _SIGMOID = 2
 
 @dataclass(frozen=True)
 class KeysAndValues(Op):
-    """Theirs are keys [heads, in, content] and values [heads, value, in]; ours is [in, out].
+    """Kernel [in, out] from keys [heads, in, content] and values [heads, value, in].
 
-    Ours has each head's content of the key, and then its value.
+    The outputs of the kernel are, for each head, the key's content and then the value.
     """
 
     content: int
     value: int
 
     def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
-        """Return the kernel."""
+        """Return the kernel, made from keys and values."""
         keys, values = tensors
         joined = np.concatenate([np.swapaxes(keys, 1, 2), values], axis=1)
         return [joined.reshape(-1, joined.shape[-1]).T]
 
     def to_hf(self, leaves: Sequence[Array]) -> list[Array]:
-        """Return keys and values."""
+        """Return keys and values, made from the kernel."""
         (kernel,) = leaves
         joined = kernel.T.reshape(-1, self.content + self.value, kernel.shape[0])
         keys, values = np.split(joined, [self.content], axis=1)
@@ -100,7 +100,7 @@ def _read(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
                 found="none",
                 next_step="convert it with a newer llama.cpp, or use the model's safetensors",
             )
-        # A tenth of `mscale_all_dim`, in float32. All published models have the other `mscale` so.
+        # The key is a tenth of `mscale_all_dim`; `mscale` is the same in all published models.
         scale = round(float(said[_MSCALE]) * 10, 6)
         rope |= {"mscale": scale, "mscale_all_dim": scale}
     return {
@@ -119,7 +119,10 @@ def _read_v2(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def deepseek_gguf(version: int) -> GGUFForm:
-    """Return the form of a version: V3 chooses experts by sigmoids, V2 by a softmax."""
+    """Return the GGUF form of DeepSeek V2 or V3 (`version`).
+
+    V3 chooses experts by sigmoids, V2 by a softmax.
+    """
     third = version == 3
     return GGUFForm(
         "deepseek2",

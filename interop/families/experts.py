@@ -1,4 +1,4 @@
-"""Experts in the config.json of families that have them."""
+"""Keys of config.json about experts that several families share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPARSE_KEYS = frozenset(
         "num_experts_per_tok",
     }
 )
-"""Keys of the experts that Qwen's families share."""
+"""Keys about experts that Qwen's families share: key -> option."""
 
 ROUTER_IS_NO_LINEAR: Mapping[str, str] = MappingProxyType(
     {r".*\.mlp\.(gate|router)": "a router, which is no linear layer in transformers"}
@@ -33,7 +33,7 @@ ROUTER_IS_NO_LINEAR: Mapping[str, str] = MappingProxyType(
 DENSE_TAKEN_FOR_EXPERTS: Mapping[str, str] = MappingProxyType(
     {r".*\.(gate|up|down)_proj": "peft takes this name for the experts' in this family"}
 )
-"""Modules that can't have adapters in PEFT, as `Names.no_adapters` has them.
+"""Modules that can't have adapters in PEFT: regular expression -> reason.
 
 Source: peft 0.21, `_MOE_TARGET_MODULE_MAPPING`; transformers 5.
 """
@@ -43,7 +43,7 @@ def experts_of(config: DecoderConfig) -> ExpertsConfig:
     """Return the experts of a config whose family has them.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the config has no experts.
     """
     if config.experts is None:
         raise ConfigError(
@@ -56,7 +56,10 @@ def experts_of(config: DecoderConfig) -> ExpertsConfig:
 
 
 def dense_layers(data: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the layers without experts, from `decoder_sparse_step` and `mlp_only_layers`."""
+    """Return the numbers of the layers without experts.
+
+    They follow from the keys `decoder_sparse_step` and `mlp_only_layers`.
+    """
     step, only = data.get("decoder_sparse_step") or 1, data.get("mlp_only_layers") or []
     numbers = range(options["num_hidden_layers"])
     return tuple(number for number in numbers if number in only or (number + 1) % step)

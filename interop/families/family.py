@@ -1,6 +1,6 @@
 """Description of a model family, and its look-up.
 
-A family is a module of the folder `known` that defines `FAMILY`; that it is there makes it known.
+A family is a module in the folder `known` that defines `FAMILY`; it needs no other registration.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from cairn.interop.families.names import Names
 
 @dataclass(frozen=True)
 class Family:
-    """Description of a model family, for the rest of the code.
+    """Description of a model family.
 
     Attributes:
-        form: how its options lie in config.json.
-        names: what its layers are called in Hugging Face's files; where that depends on the config,
-            a function of it.
-        gguf: the family's GGUF form, if it can be read here.
+        form: the keys of config.json that hold the options.
+        names: the layers' names in Hugging Face's files, or a function from the config to them.
+        gguf: the keys and names of GGUF files; None: GGUF files of this family can't be read.
     """
 
     form: ConfigForm
@@ -35,7 +34,7 @@ class Family:
 
     @property
     def model_type(self) -> str:
-        """As in config.json."""
+        """Value of `model_type` in config.json."""
         return self.form.model_type
 
     @property
@@ -50,19 +49,19 @@ class Family:
 
     @property
     def keys(self) -> Mapping[str, str]:
-        """Options of the decoder that have another name in config.json -> that key."""
+        """Options whose key in config.json has another name: option -> key."""
         return self.form.keys
 
     @property
     def nulls(self) -> frozenset[str]:
-        """Keys of config.json whose null says something else than their absence."""
+        """Keys of config.json whose null differs in meaning from their absence."""
         return self.form.nulls
 
     def read_options(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keyword arguments of `DecoderConfig` for a config.json.
 
         Raises:
-            ConfigError: keys are missing, or ask for what the decoder does not do.
+            ConfigError: keys are missing, or ask for something that the decoder can't do.
         """
         return self.form.read_options(data)
 
@@ -71,11 +70,11 @@ class Family:
         return self.form.write_config(config)
 
     def rules(self, config: DecoderConfig) -> RuleTable:
-        """Return the table against Hugging Face's tensor names."""
+        """Return the rule table between the model's leaves and Hugging Face's tensors."""
         return self.names_of(config).rules(config)
 
     def names_of(self, config: DecoderConfig) -> Names:
-        """Return the names of a model's layers."""
+        """Return the names of the layers of a model with this config."""
         return self.names if isinstance(self.names, Names) else self.names(config)
 
 
@@ -83,18 +82,18 @@ def get_family(model_type: str) -> Family:
     """Return the family of a `model_type`.
 
     Raises:
-        ConfigError: unknown; the known ones are listed.
+        ConfigError: no family has it; the known values are listed.
     """
     family: Family = registry.family(model_type)
     return family
 
 
 def get_gguf_family(architecture: str, content: GGUFContent, *, path: str) -> Family:
-    """Return the family of a GGUF file, which has a GGUF form.
+    """Return the family of a GGUF file; its `gguf` is not None.
 
     Raises:
-        ConfigError: none has that architecture, and the known ones are listed; or none of its
-            families has such files.
+        ConfigError: no family has that architecture (the known ones are listed), or the file fits
+            none of those that have.
     """
     families = [get_family(model_type) for model_type in registry.known_families()]
     forms = [(family, family.gguf) for family in families if family.gguf is not None]

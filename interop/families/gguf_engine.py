@@ -1,4 +1,4 @@
-"""Options of an architecture in llama.cpp: files of anything else are not written.
+"""Options that llama.cpp supports for an architecture; models with others are not written.
 
 Source: llama.cpp, `src/models`: the tensors that each architecture creates, and its graph.
 """
@@ -20,19 +20,19 @@ from cairn.interop.errors import ConfigError
 __all__ = ["LLAMA_ENGINE", "Engine", "loadable", "no_gguf_file"]
 
 _BY_NUMBERS = frozenset({"llama3", "longrope"})
-"""Scalings of rotary positions that lie in a file as tensors."""
+"""Rotary scalings that a file stores as tensors."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Operations in the graph of an architecture, and which tensors it loads.
+    """What llama.cpp's code for an architecture supports.
 
     Attributes:
-        options: options of the decoder -> the only values for which there are code and tensors.
-        needs_head: no file is loaded without "output.weight": a tied head is written too.
-        windows: layers may have windows.
-        wide_heads: a head may have another size than width / heads.
-        scalings: of those that lie in tensors, the scalings of rotary positions that are loaded.
+        options: options of the decoder -> the values that it supports.
+        needs_head: it loads no file without "output.weight", so a tied head is written too.
+        windows: whether layers may have a window.
+        wide_heads: whether a head's size may differ from width / heads.
+        scalings: rotary scalings stored as tensors that it loads.
     """
 
     options: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -43,19 +43,19 @@ class Engine:
 
 
 LLAMA_ENGINE = Engine(wide_heads=True, scalings=_BY_NUMBERS)
-"""The architecture "llama", and those made after it."""
+"""Support of the architecture "llama", and of those derived from its code."""
 
 
 def loadable(engine: Engine, config: DecoderConfig, architecture: str) -> DecoderConfig:
-    """Return the model as llama.cpp can compute it, without options that change nothing.
+    """Return the config in a form that llama.cpp can load, with the same computation.
 
     Args:
-        engine: what it has for the architecture.
-        config: of the model.
-        architecture: its name.
+        engine: what llama.cpp supports for the architecture.
+        config: config of the model.
+        architecture: name of the architecture, for the message.
 
     Raises:
-        ConfigError: it has no code or no tensors for some options; all are named.
+        ConfigError: llama.cpp does not support some options; all are named.
     """
     if not engine.windows and not _windows_matter(config):
         config = config.replace(
@@ -95,7 +95,7 @@ def loadable(engine: Engine, config: DecoderConfig, architecture: str) -> Decode
 
 
 def no_gguf_file(config: DecoderConfig, expected: str, found: str) -> ConfigError:
-    """Return the error of a model of which no GGUF file is written."""
+    """Return the error for a model that can't be written as a GGUF file."""
     return ConfigError(
         path=f"{config.model_type} as GGUF",
         expected=expected,
@@ -112,7 +112,7 @@ def _yarn_as_usual(rope: RopeConfig, head_dim: int) -> bool:
 
 
 def _windows_matter(config: DecoderConfig) -> bool:
-    """Return whether a layer has a window that a text may exceed."""
+    """Return whether a layer has a window that is shorter than the longest sequence."""
     window, types = config.sliding_window, config.layer_types
     some = types is None or WINDOW in types
     return window is not None and window < config.max_position_embeddings and some

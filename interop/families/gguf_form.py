@@ -1,4 +1,4 @@
-"""A family's GGUF file: which key of its metadata is which of config.json's.
+"""A family's GGUF file as a table: the key of config.json for each key of its metadata.
 
 Sources: the GGUF specification; llama.cpp's converter and what it reads; the package `gguf`.
 """
@@ -33,7 +33,7 @@ _HEADS, _KV_HEADS = "attention.head_count", "attention.head_count_kv"
 _KEY, _VALUE, _TURNING = "attention.key_length", "attention.value_length", "rope.dimension_count"
 _PATTERN = "attention.sliding_window_pattern"
 GGUF_WINDOW_BASE = "rope.freq_base_swa"
-"""The key of the base of the rotary positions of layers with a window."""
+"""Metadata key: base of the rotary positions of layers with a window."""
 _RMS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 _ALWAYS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
@@ -47,7 +47,7 @@ _ALWAYS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "nextn_predict_layers": (0,),
     }
 )
-"""Keys that say what is so anyway, where a family reads them not: the values that say that."""
+"""Keys -> values with which a file is accepted though its family does not read the key."""
 _SIZES = frozenset(
     {
         *("block_count", "context_length", "embedding_length", _HEADS, _KV_HEADS, _KEY, _VALUE),
@@ -60,12 +60,12 @@ _HARMLESS = frozenset({"rope.scaling.finetuned", "vocab_size"})
 
 @dataclass(frozen=True)
 class GGUFContent:
-    """Content of a GGUF file, as a form reads it.
+    """Content of a GGUF file that `GGUFForm` reads.
 
     Attributes:
-        metadata: of the architecture, without its prefix.
-        shapes: of its tensors, in NumPy's order.
-        read: one of them, float32.
+        metadata: the architecture's metadata, by keys without the architecture's prefix.
+        shapes: the tensors' shapes in NumPy's order, by name.
+        read: returns the tensor of a name, as float32.
     """
 
     metadata: Mapping[str, Any]
@@ -74,11 +74,11 @@ class GGUFContent:
 
 
 def gguf_sizes(**changes: str) -> dict[str, str]:
-    """Return the keys that a file must have -> config.json's.
+    """Return the required metadata keys -> keys of config.json.
 
     Args:
-        **changes: of config.json's keys that the family calls otherwise, or does not have (""):
-            usual name -> its own. `layer_norm` is the epsilon's where norms are LayerNorm.
+        **changes: usual key of config.json -> this family's key, or "" if it has none. `layer_norm`
+            is the key of the epsilon in families with LayerNorm.
     """
     layer_norm = changes.pop("layer_norm", None)
     usual = {
@@ -98,23 +98,24 @@ class GGUFForm:
     """Mapping of a family's options to the metadata and tensors of a GGUF file.
 
     Attributes:
-        architecture: as in "general.architecture".
-        names: what llama.cpp calls its layers, or a function of the config; shapes are NumPy's,
-            [out, in].
-        sizes: keys that must be there -> config.json's.
-        options: keys that may be there -> config.json's.
-        flags: keys of config.json that are true if the file has this tensor.
-        fixed: keys of config.json that no file says.
-        only: keys that must have one of these values if they are there.
-        also_read: keys that `read` reads.
-        read: content, config.json so far -> more keys, or others.
-        write: config, config.json -> more keys of the metadata; for what `read` reads.
-        heads: config.json's key of the number of key/value heads; None: as many as heads.
-        head_dim: config.json's key of a head's size; None: width / heads.
-        rope: there are rotary positions, and `read` has not seen to them.
-        part_turns: of each head, "rope.dimension_count" may say.
-        engine: what llama.cpp has for the architecture; no file is written of anything else.
-        fits: of several families of one architecture, whether a file is this one's.
+        architecture: value of "general.architecture".
+        names: llama.cpp's names of the layers, or a function from the config to them; weights are
+            [out, in] in NumPy's order.
+        sizes: required metadata keys -> keys of config.json.
+        options: optional metadata keys -> keys of config.json.
+        flags: keys of config.json -> the tensor whose presence makes them true.
+        fixed: keys of config.json that follow from the architecture -> their values.
+        only: metadata keys -> the accepted values; an absent key is accepted too.
+        also_read: metadata keys that `read` reads.
+        read: function (content, config.json so far) -> keys of config.json to add or replace.
+        write: function (config, config.json) -> metadata keys to add, for what `read` reads.
+        heads: key of config.json for the number of key/value heads; None: as many as query heads.
+        head_dim: key of config.json for a head's size; None: it is width / heads.
+        rope: whether the form reads rotary positions; False: there are none, or `read` reads them.
+        part_turns: whether "rope.dimension_count" may be less than a head's size.
+        engine: what llama.cpp supports for the architecture; models with other options are not
+            written.
+        fits: whether a file is of this family, where several families share the architecture.
     """
 
     architecture: str
@@ -135,16 +136,16 @@ class GGUFForm:
     fits: Callable[[GGUFContent], bool] = lambda content: True
 
     def rules(self, config: DecoderConfig) -> RuleTable:
-        """Return the rule table between leaves and GGUF's tensor names."""
+        """Return the rule table between the model's leaves and GGUF's tensors."""
         names = self.names if isinstance(self.names, Names) else self.names(config)
         return names.rules(config)
 
     def config(self, content: GGUFContent, model_type: str) -> dict[str, Any]:
-        """Return the config.json of a file's metadata.
+        """Return the config.json that a GGUF file stands for.
 
         Raises:
-            ConfigError: keys are missing, or ask for what the decoder does not do, or nothing
-                reads them; all of them are named.
+            ConfigError: keys are missing, are not read, or ask for something that the decoder can't
+                do; all are named.
         """
         where = f"metadata of a {self.architecture!r} GGUF"
         metadata = {key: _merge_layers(key, value) for key, value in content.metadata.items()}
@@ -200,7 +201,7 @@ class GGUFForm:
         return metadata.get(_KEY, usual)
 
     def _unread(self, metadata: Mapping[str, Any]) -> list[str]:
-        """Return the entries that nothing reads, and those with a value that is not supported."""
+        """Return a line for each key that is not read or has an unsupported value."""
         rope = ROPE_KEYS if self.rope else frozenset()
         read = {*self.sizes, *self.options, *self.also_read, *rope}
         read |= {_KV_HEADS, _KEY, _VALUE, _TURNING}
@@ -218,12 +219,14 @@ class GGUFForm:
 
 
 def gguf_window_layers(content: GGUFContent, layers: int, period: int) -> list[str]:
-    """Return config.json's `layer_types`: every `period`-th has no window, or as the file says.
+    """Return `layer_types` of config.json: which layers have a window.
+
+    They follow from the file's list or period; without them every `period`-th layer has no window.
 
     Args:
-        content: the file.
-        layers: how many there are.
-        period: of the architecture, where the file says none.
+        content: content of the file.
+        layers: number of layers.
+        period: the architecture's period, for a file without list and period.
     """
     said = content.metadata.get(_PATTERN, period)
     if isinstance(said, list):
@@ -234,11 +237,11 @@ def gguf_window_layers(content: GGUFContent, layers: int, period: int) -> list[s
 
 
 def gguf_windows(config: DecoderConfig, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metadata of the layers with a window, and of the base of their rotary positions.
+    """Return the metadata about layers with a window: which they are, and their rotary base.
 
     Args:
-        config: of the model.
-        said: its config.json, which is not looked at.
+        config: config of the model.
+        said: ignored; it is here because `GGUFForm.write` passes it.
     """
     types = config.layer_types or (FULL,) * config.num_hidden_layers
     base = {} if config.window_rope is None else {GGUF_WINDOW_BASE: float(config.window_rope.theta)}
@@ -246,10 +249,10 @@ def gguf_windows(config: DecoderConfig, said: Mapping[str, Any]) -> dict[str, An
 
 
 def refuse_own_head(content: GGUFContent, architecture: str) -> None:
-    """Refuse a file of an architecture whose embedding is the head, and that has a head too.
+    """Raise ConfigError if a file has a head although its architecture uses the embedding as head.
 
     Raises:
-        ConfigError: it has.
+        ConfigError: the file has a head.
     """
     if "output.weight" in content.shapes:
         raise ConfigError(
@@ -261,13 +264,13 @@ def refuse_own_head(content: GGUFContent, architecture: str) -> None:
 
 
 def _merge_layers(key: str, value: Any) -> Any:
-    """Return a list of equal numbers, one for each layer, as one number; else the value itself."""
+    """Return the number that a list repeats for each layer; any other value is unchanged."""
     alike = isinstance(value, list) and value and all(number == value[0] for number in value)
     return value[0] if alike and key != _PATTERN else value
 
 
 def _no_numbers(metadata: Mapping[str, Any]) -> list[str]:
-    """Return the keys whose values are no numbers where numbers are needed."""
+    """Return a line for each key that must be a number and is not."""
     problems = []
     for key, value in sorted(metadata.items()):
         number = isinstance(value, int | float) and (key not in _SIZES or value >= 1)
@@ -277,7 +280,7 @@ def _no_numbers(metadata: Mapping[str, Any]) -> list[str]:
 
 
 def _share(turning: int, size: int) -> float:
-    """Return the share of a head that gives `turning` rotated dimensions, cut to an integer."""
+    """Return a share of a head's size for which `int(share * size) == turning`."""
     share = turning / size
     return share if int(size * share) == turning else (turning + 0.5) / size
 

@@ -18,24 +18,24 @@ from cairn.interop.families.names import Fused, Names
 __all__ = ["FUSED_MLP", "FUSED_QKV", "NORMS_PLUS_ONE", "ROTARY_PAIRS", "gguf_names"]
 
 FUSED_QKV = Fused("attn_qkv", tuple(f"self_attn/{name}_proj" for name in "qkv"))
-"""Queries, keys and values in one tensor, one after the other, whatever they are fused in else."""
+"""Queries, keys and values in one tensor, one after the other."""
 
 FUSED_MLP = Fused("ffn_up", ("mlp/gate_proj", "mlp/up_proj"))
-"""Gate and up in one tensor."""
+"""Gate and up projections in one tensor, one after the other."""
 
 
 @dataclass(frozen=True)
 class Plus:
-    """Tensors that are the leaves plus a number."""
+    """Operation whose tensors are the leaves plus a number."""
 
     number: float
 
     def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
-        """Subtract the number."""
+        """Return the tensors minus the number."""
         return [array - array.dtype.type(self.number) for array in tensors]
 
     def to_hf(self, leaves: Sequence[Array]) -> list[Array]:
-        """Add the number."""
+        """Return the leaves plus the number."""
         return [array + array.dtype.type(self.number) for array in leaves]
 
     def leaf_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
@@ -47,13 +47,13 @@ class Plus:
         return list(shapes)
 
     def box_reads(self, shapes: Sequence[Shape], leaf: int, box: Box) -> BoxReads:
-        """Return the same box."""
+        """Return the same box of the tensor."""
         return BoxReads(((leaf, box),), lambda arrays: self.from_hf(arrays)[0])
 
 
 @dataclass(frozen=True)
 class Column(Op):
-    """Layer with one output: leaf [in, 1], tensor [1, in], or [in] as older converters wrote."""
+    """Kernel of one output: leaf [in, 1], tensor [1, in], or [in] from older converters."""
 
     def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
         """Return each tensor as a column."""
@@ -88,7 +88,7 @@ ROTARY_PAIRS: Ops = MappingProxyType(
         "self_attn/k_proj": lambda config, leaf: _pairs(config.kv_heads, leaf),
     }
 )
-"""Neighbouring dimensions of a head turn together, in the architectures of Llama's kind."""
+"""Layer path -> operation that reorders rows: llama.cpp rotates neighbouring pairs there."""
 
 NORMS_PLUS_ONE: Ops = MappingProxyType(
     dict.fromkeys(
@@ -99,7 +99,7 @@ NORMS_PLUS_ONE: Ops = MappingProxyType(
         lambda config, leaf: Plus(1.0),
     )
 )
-"""Norms that multiply by 1 + scale hold that sum."""
+"""Layer path -> operation, for norms that multiply by 1 + scale: the file stores the sum."""
 
 _EACH = ("gate", "up", "down")
 
@@ -108,7 +108,7 @@ def gguf_names(**changes: Any) -> Names:
     """Return llama.cpp's names of a decoder's layers.
 
     Args:
-        **changes: other attributes of `Names`; to those that map, these are added.
+        **changes: other attributes of `Names`; mappings are merged with the usual ones.
     """
     usual: dict[str, Any] = {
         "top": {

@@ -1,6 +1,6 @@
 """Rotary positions in a GGUF file's metadata and tensors.
 
-Source: llama.cpp's converter, and what its `llama_model::load_hparams` makes of absent keys.
+Source: llama.cpp's converter, and the defaults of its `llama_model::load_hparams`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DIVISORS = "rope_freqs.weight"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
 ROPE_KEYS = frozenset({"rope.freq_base", _TYPE, _FACTOR, _ORIGINAL, _ATTENTION, *_YARN})
-"""Keys that are read here."""
+"""Metadata keys that `rope_from_gguf` reads."""
 
 
 def rope_from_gguf(
@@ -38,21 +38,21 @@ def rope_from_gguf(
     shapes: Mapping[str, Shape],
     where: str,
 ) -> dict[str, Any]:
-    """Return `rope_parameters` of config.json, without the share of a head that turns.
+    """Return `rope_parameters` of config.json, without `partial_rotary_factor`.
 
     Args:
-        metadata: of the architecture, without its prefix.
-        read: a tensor of the file.
-        shapes: its tensors.
+        metadata: the architecture's metadata, by keys without the architecture's prefix.
+        read: returns the tensor of a name.
+        shapes: shape of each tensor in the file, by name.
         where: the file, for messages.
 
     Raises:
-        ConfigError: a scaling that is not built in, or one that lacks values.
+        ConfigError: the scaling is unknown, or lacks values.
     """
     theta = float(metadata.get("rope.freq_base", 10000.0))
     kind = metadata.get(_TYPE, "linear" if _FACTOR in metadata else "none")
     if kind == "none" and _LONG in shapes:
-        kind = "longrope"  # its converter says no type
+        kind = "longrope"  # the converter writes no type for it
     refused = [f"{_TYPE}={kind!r}"] if kind not in ("none", "linear", "yarn", "longrope") else []
     if kind != "longrope" and metadata.get(_ATTENTION, 1.0) != 1.0:
         refused.append(f"{_ATTENTION}={metadata[_ATTENTION]!r}")
@@ -85,11 +85,11 @@ def rope_from_gguf(
 def rope_to_gguf(rope: RopeConfig, head_dim: int) -> tuple[dict[str, Any], dict[str, Array]]:
     """Return the metadata and tensors of a file that describe rotary positions.
 
-    What no file can say is left out; whoever reads it again sees that.
+    Settings that no file can hold are left out. The caller must read the result again to notice.
 
     Args:
-        rope: the positions.
-        head_dim: dimensions of a head of which a part turns.
+        rope: the rotary positions.
+        head_dim: number of a head's dimensions to which `rotary_fraction` refers.
     """
     metadata: dict[str, Any] = {
         "rope.freq_base": float(rope.theta),
@@ -105,7 +105,7 @@ def rope_to_gguf(rope: RopeConfig, head_dim: int) -> tuple[dict[str, Any], dict[
         metadata |= {key: float(value) for key, value in said.items() if value is not None}
     if rope.scaling == "longrope":
         metadata[_TYPE] = rope.scaling  # without it the factors are loaded for Phi-3 alone
-        metadata[_ATTENTION] = attention_factor(rope)  # llama.cpp takes 1 where none is said
+        metadata[_ATTENTION] = attention_factor(rope)  # its default is 1
         both = {_LONG: rope.long_factor, _SHORT: rope.short_factor}
         tensors = {name: np.asarray(factors, np.float32) for name, factors in both.items()}
     if rope.scaling == "llama3":
@@ -137,9 +137,9 @@ def _longrope(
 
 
 def _llama3(divisors: Array, theta: float) -> RopeConfig | None:
-    """Return Llama 3's scaling, which a GGUF keeps only as divisors of the frequencies.
+    """Return Llama 3's scaling with these divisors of the frequencies; None if they are not its.
 
-    Only the factor differs between the models of that generation; it divides the longest wave.
+    Only `factor` differs between those models; it is the divisor of the longest wavelength.
     """
     rope = RopeConfig(
         theta=theta,

@@ -1,7 +1,6 @@
-"""Metadata and tensors of a GGUF file, made of the tables that read such files.
+"""Metadata and tensors of a GGUF file, made from the tables that read such files.
 
-Nothing is taken on trust: what is made is read again, and a model of which a file would say
-something else is refused.
+The metadata is read again at once. A model is refused if reading returns another config.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ _SAID_ELSEWHERE = frozenset(
     {"model_type", "bos_token_id", "eos_token_id", "pad_token_id", "hf_extra"}
 )
 _NO_NUMBERS = frozenset({"initializer_range", "architectures", "name_or_path", "dtype"})
-"""Options that change no number of a forward pass: no GGUF file has them."""
-_CLOSE = 1e-6  # numbers of metadata have 32 bits
+"""Options that change no number of a forward pass and that no GGUF file has."""
+_CLOSE = 1e-6  # metadata is float32
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,9 @@ class GGUFModel:
     """Metadata and tensors that describe a model in a GGUF file.
 
     Attributes:
-        architecture: as in "general.architecture".
-        metadata: of the architecture, with its prefix.
-        tensors: those that say more of it, by name; float32.
+        architecture: value of "general.architecture".
+        metadata: the architecture's metadata, by keys with the architecture's prefix.
+        tensors: float32 tensors that describe the model besides its weights, by name.
     """
 
     architecture: str
@@ -48,15 +47,15 @@ class GGUFModel:
 
 
 def gguf_model(config: DecoderConfig, shapes: Mapping[str, Shape]) -> GGUFModel:
-    """Return the metadata of a model's file.
+    """Return the metadata and tensors that describe a model in its file.
 
     Args:
-        config: of the model.
-        shapes: of the file's weights, by their names in it.
+        config: config of the model.
+        shapes: shapes of the file's weights, by their names in the file.
 
     Raises:
-        ConfigError: its family has no GGUF files, or such a file can't say some of its options;
-            all of them are named.
+        ConfigError: the family has no GGUF files, or such a file can't hold some options; all are
+            named.
     """
     form = _form(config)
     config = loadable(form.engine, config, form.architecture)
@@ -66,7 +65,7 @@ def gguf_model(config: DecoderConfig, shapes: Mapping[str, Shape]) -> GGUFModel:
     }
     metadata = {key: value for key, value in metadata.items() if value is not None}
     if "feed_forward_length" in form.sizes:
-        metadata["feed_forward_length"] = config.intermediate_size  # GPT-2 may leave it out
+        metadata["feed_forward_length"] = config.intermediate_size  # GPT-2 may lack it
     metadata |= {"vocab_size": config.vocab_size, "attention.head_count_kv": config.kv_heads}
     if "attention.key_length" not in form.also_read:
         lengths = ("attention.key_length", "attention.value_length")
@@ -83,7 +82,10 @@ def gguf_model(config: DecoderConfig, shapes: Mapping[str, Shape]) -> GGUFModel:
 
 
 def gguf_head_is_written(config: DecoderConfig) -> bool:
-    """Return whether a file has the embedding twice, as llama.cpp loads none without a head."""
+    """Return whether a tied model's file has the embedding a second time, as its head.
+
+    llama.cpp loads files of some architectures only with a head.
+    """
     return config.tie_word_embeddings and _form(config).engine.needs_head
 
 
@@ -91,7 +93,7 @@ def gguf_rules(config: DecoderConfig) -> RuleTable:
     """Return the rule table between a model's leaves and the tensors of its GGUF file.
 
     Raises:
-        ConfigError: its family has no GGUF files.
+        ConfigError: the family has no GGUF files.
     """
     return _form(config).rules(config)
 
@@ -110,7 +112,10 @@ def _check(
     shapes: Mapping[str, Shape],
     tensors: Mapping[str, Array],
 ) -> None:
-    """Read what was made, and compare; another family may read it that computes the same."""
+    """Raise ConfigError if reading the metadata and tensors returns other options than `config`.
+
+    Another family may read them, if its options are the same.
+    """
     rounded = {key: _as_stored(value) for key, value in metadata.items()}
     everything = {**shapes, **{name: array.shape for name, array in tensors.items()}}
     content = GGUFContent(rounded, everything, lambda name: tensors[name])
@@ -135,7 +140,7 @@ def _plain(config: DecoderConfig) -> dict[str, Any]:
     options |= {"head_dim": config.head_size, "num_key_value_heads": config.kv_heads}
     rope = config.rope
     if rope is not None:
-        # A factor of cosines and sines that follows from the scaling is no option of its own.
+        # An explicit `attention_factor` that equals the default counts as the default.
         factor = rope.attention_factor
         usual = dataclasses.replace(rope, attention_factor=None)
         if factor is not None and np.isclose(factor, attention_factor(usual), rtol=_CLOSE, atol=0):

@@ -1,4 +1,4 @@
-"""Pieces of Hugging Face's config.json that families share."""
+"""Readers and writers of parts of Hugging Face's config.json that families share."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "longrope": (("factor", "short_factor", "long_factor", _ORIGINAL), ("attention_factor",)),
 }
-"""Ways of scaling rotary positions: the keys that each must have, and those that it may have."""
+"""Rotary scaling -> its required keys, and its optional keys."""
 _NUMBERS = frozenset(
     {
         *("factor", "high_freq_factor", "low_freq_factor", _ORIGINAL, "partial_rotary_factor"),
@@ -51,14 +51,16 @@ _NUMBERS = frozenset(
 )
 _POSITIVE = frozenset({"partial_rotary_factor", "rope_theta", _ORIGINAL})
 _IDLE = frozenset({"factor", "high_freq_factor", "low_freq_factor", _ORIGINAL})
-"""Numbers that files carry along, and that say nothing of the ways of scaling without them."""
+"""Keys that files may have without effect, beside a scaling that does not use them."""
 INERT_ROPE_KEYS = frozenset({"finetuned", "mrope_interleaved", "mrope_section"})
-"""Keys beside a scaling that change no number: how it was trained, and how the positions of images
-and videos are shared out, where those of text are all alike."""
+"""Keys beside a scaling that change no number for text.
+
+They say how the model was trained, and how the positions of images and videos are computed.
+"""
 
 
 def required(data: Mapping[str, Any], keys: Sequence[str], where: str) -> dict[str, Any]:
-    """Return these keys of a config with their values.
+    """Return the entries of `data` with these keys.
 
     Raises:
         ConfigError: some are absent; all of them are named.
@@ -75,12 +77,12 @@ def required(data: Mapping[str, Any], keys: Sequence[str], where: str) -> dict[s
 
 
 def refused_keys(data: Mapping[str, Any], read: Set[str], architecture: str) -> list[str]:
-    """Return the entries of a config.json that a family does not read, with value and reason.
+    """Return a line for each key that a family does not read and that may matter, with the reason.
 
     Args:
         data: the file's content.
         read: the keys that the family reads.
-        architecture: the class that the family stands for.
+        architecture: name of the family's class in transformers.
     """
     named = data.get("architectures")
     names = [str(name) for name in named] if isinstance(named, list | tuple) else [str(named)]
@@ -98,10 +100,10 @@ def refused_keys(data: Mapping[str, Any], read: Set[str], architecture: str) -> 
 
 
 def activation_from_hf(name: Any, where: str, key: str = "hidden_act") -> str:
-    """Return our name of an activation.
+    """Return our name of the activation that Hugging Face calls `name`.
 
     Raises:
-        ConfigError: unknown; the known ones are listed.
+        ConfigError: the activation is unknown; the known ones are listed.
     """
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ConfigError(
@@ -117,8 +119,8 @@ def activation_to_hf(name: str, *preferred: Any) -> str:
     """Return Hugging Face's name of one of our activations.
 
     Args:
-        name: ours.
-        *preferred: names, of which the first that means the same is taken.
+        name: our name.
+        *preferred: names of Hugging Face; the first one with the same meaning is returned.
     """
     same = (candidate for candidate in preferred if _ACTIVATIONS.get(candidate) == name)
     return next(same, _ACTIVATION_NAMES[name])
@@ -133,20 +135,20 @@ def rope_from_hf(
     original: int | None = None,
     older_names: Mapping[str, str] = MappingProxyType({}),
 ) -> RopeConfig:
-    """Read rotary positions from `rope_parameters`, or `rope_theta` and `rope_scaling`.
+    """Return the rotary positions of `rope_parameters`, or of `rope_theta` and `rope_scaling`.
 
     Args:
         data: the file's content.
         where: the file, for messages.
-        theta: base of the frequencies where no key has it.
-        fraction: the key of the share of each head that turns, and its default.
-        original: the context length of pretraining where the file does not say it beside the
-            scaling; None: the scaling's own, or the whole length.
-        older_names: of ways of scaling -> those of today.
+        theta: base of the frequencies if no key has it.
+        fraction: key of the rotated share of each head, and its default; None: whole heads are
+            rotated.
+        original: context length of pretraining, whatever the scaling says; None: the scaling's, or
+            `max_position_embeddings`.
+        older_names: older names of scalings -> today's names.
 
     Raises:
-        ConfigError: a scaling that the decoder does not have, or one that lacks values; or these
-            keys contradict each other.
+        ConfigError: the scaling is unknown or lacks values, or keys contradict each other.
     """
     scaling = _one_rope(data, where, older_names)
     kind = scaling.pop("rope_type", "default")
@@ -192,7 +194,7 @@ def rope_from_hf(
             f"takes {outer!r}",
             next_step=f"correct one of them: {_ORIGINAL} of the model itself counts",
         )
-    # Of YaRN transformers wants to hear that nothing is said: "factor": null.
+    # transformers computes YaRN's factor only if the file has "factor": null.
     may_follow = kind == "longrope" or (kind == "yarn" and _is_null("factor", data))
     if may_follow and settings.get("factor") is None and longest and settings[_ORIGINAL]:
         settings["factor"] = longest / settings[_ORIGINAL]
@@ -213,12 +215,12 @@ def rope_from_hf(
 def _one_rope(
     data: Mapping[str, Any], where: str, older_names: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the rotary settings of all keys together, with `type` as `rope_type`.
+    """Return the rotary settings of all keys, merged; `type` becomes `rope_type`.
 
-    Keys must not differ: which one counts would depend on the version of transformers.
+    If keys differed, their meaning would depend on the version of transformers.
 
     Raises:
-        ConfigError: two differ, or one is no object, or holds text where a number belongs.
+        ConfigError: two keys differ, or one is no object or has text in place of a number.
     """
     said: dict[str, dict[str, Any]] = {"rope_theta": {"rope_theta": data.get("rope_theta")}}
     wrong = []
@@ -237,7 +239,7 @@ def _one_rope(
     merged: dict[str, tuple[str, Any]] = {}
     for key, values in said.items():
         for name, value in values.items():
-            if value is None and name != "truncate":  # of which null is not true
+            if value is None and name != "truncate":  # null counts as False there
                 continue
             wrong += _wrong_kind(name, value, key)
             first, other = merged.setdefault(name, (key, value))

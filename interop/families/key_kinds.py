@@ -1,7 +1,7 @@
-"""Kinds of values of config.json's keys: the same in every family that has a key.
+"""Kinds of values of the keys of config.json; a key has the same kind in every family.
 
-A value of another kind is refused before anything is made of it: `transformers` refuses most of
-them too, and what it does not refuse it computes with (a text is true, an empty list is false).
+A value of another kind is refused before it is used. `transformers` refuses most of them too, and
+takes the others by their truth (a text is true, an empty list is false).
 """
 
 from __future__ import annotations
@@ -127,12 +127,14 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "mlp_only_layers": INTEGERS,
     }
 )
-"""Key -> what it holds, and whether a value is that. Null is no value. Those of one family alone
-stand in its file."""
+"""Key -> its kind: a description, and a check of a value.
+
+Null is always accepted. Keys of a single family are in that family's file.
+"""
 
 
 def wrong_kinds(data: Mapping[str, Any], read: Set[str], own: Mapping[str, Kind]) -> list[str]:
-    """Return the entries whose value is of another kind than the key takes, with value and kind.
+    """Return a line for each value of the wrong kind, with its key and the right kind.
 
     Args:
         data: the content of config.json.

@@ -1,4 +1,4 @@
-"""Rotary positions of families whose layers with a window have their own (Gemma 3).
+"""Rotary positions of families whose windowed layers have rotary positions of their own (Gemma 3).
 
 Source: transformers `Gemma3TextConfig.convert_rope_params_to_dict`.
 """
@@ -22,13 +22,13 @@ def ropes_by_layer(
     """Return the rotary positions of layers without a window, and of those with one.
 
     Args:
-        data: config.json.
+        data: content of config.json.
         where: the file, for messages.
-        theta: base of the frequencies where no key has it.
-        window_theta: the same, of layers with a window.
+        theta: base of the frequencies of layers without a window, if no key has it.
+        window_theta: base of the frequencies of layers with a window, if no key has it.
 
     Raises:
-        ConfigError: they are said in a way that transformers does not read in such a family.
+        ConfigError: the keys have a form that transformers does not read in such a family.
     """
     nested = data.get("rope_parameters", {})
     if nested != {} and not (isinstance(nested, Mapping) and {FULL, WINDOW} & nested.keys()):
@@ -60,13 +60,13 @@ def ropes_by_layer(
 
 
 def written_ropes(config: DecoderConfig) -> dict[str, dict[str, Any]]:
-    """Return `rope_parameters`, with an entry for each kind of layers."""
+    """Return `rope_parameters` of config.json, with an entry for each kind of layers."""
     rope = config.rope or RopeConfig()
     local = config.window_rope or rope
     return {FULL: rope_parameters(rope), WINDOW: rope_parameters(local)}
 
 
 def _entry(entry: Any, theta: Any) -> dict[str, Any]:
-    """Return the rotary settings of a kind of layers; transformers 4 wrote their base apart."""
+    """Return the rotary settings of one kind of layers; transformers 4 wrote `theta` apart."""
     said = isinstance(entry, Mapping) and "rope_theta" in entry
     return {"rope_parameters": entry, "rope_theta": None if said else theta}

@@ -1,7 +1,6 @@
-"""Rules between our leaves and transformers' tensors, made of a table of names.
+"""Rules between a model's leaves and a format's tensors, made from a table of names.
 
-The leaves are those that `decoder_layers` lists, so that no rule is written twice: a family says
-what its layers are called, and which of them lie fused.
+`decoder_layers` lists the leaves; a family only names its layers, and those that are fused.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ EXPERTS: Mapping[str, str] = MappingProxyType(
         for name in ("gate_proj", "up_proj", "down_proj")
     }
 )
-"""Names that most families give the layers of their experts."""
+"""Usual names of the experts' layers, by their paths in a block."""
 
 
 SANDWICH: Mapping[str, str] = MappingProxyType(
@@ -34,18 +33,18 @@ SANDWICH: Mapping[str, str] = MappingProxyType(
         "mlp_output_norm": "post_feedforward_layernorm",
     }
 )
-"""Names of norms in families that normalise on both sides of attention and MLP."""
+"""Names of norms, by their paths, in families with norms before and after attention and MLP."""
 
 
 @dataclass(frozen=True)
 class Fused:
-    """Several linear layers of the decoder that a file keeps as one tensor, one after the other.
+    """Several linear layers that a file stores as one tensor, one after the other.
 
     Attributes:
-        name: of the tensor, in a layer.
-        paths: of the linear layers, in a block.
-        op: another operation than to cut it: (config, name of the leaf) -> operation, which is
-            given the file's tensor as it lies.
+        name: name of the tensor in a layer, without suffix.
+        paths: paths of the linear layers in a block.
+        op: function (config, name of the leaf) -> operation on the file's tensor; None: the tensor
+            is split along its outputs.
     """
 
     name: str
@@ -59,22 +58,24 @@ class Names:
 
     Attributes:
         top: paths outside of the blocks -> their names in files.
-        layer: of a block, with "{layer}" for its number.
-        layer_names: paths in a block -> their names in it, where these are not the paths with dots.
-        fused: layers that lie in one tensor.
-        stacked: paths in a block of what is one tensor for each expert, or head, in files -> its
-            name, with "{number}".
-        kernel: from a linear layer's weight in files to our kernel.
-        ops: paths in a block -> another operation: (config, name of the leaf) -> operation.
-        suffixes: paths in a block whose main leaf has another ending than ".weight" -> it.
-        special: (config, path of a block, its name) -> rules of layers that nothing above fits.
-        special_layers: paths in a block of those layers.
-        tolerated: regular expressions of tensors that may be there and follow from the config.
-        optional_prefix: of all names but the head's; files of the base model lack it.
-        modules: names of layers in files -> their names in transformers, which PEFT goes by, where
-            these are others.
-        no_adapters: regular expressions (whole name) of modules that PEFT can't give adapters, and
-            why it can't.
+        layer: name of a block, with "{layer}" for its number.
+        layer_names: paths in a block -> names, for layers whose name is not the path with dots.
+        fused: layers that are stored in one tensor.
+        stacked: paths in a block -> name with "{number}", for leaves that files store as one tensor
+            for each expert or head.
+        kernel: operation from a linear layer's weight in files to our kernel.
+        ops: paths in a block -> function (config, name of the leaf) -> operation, for layers with
+            another operation than the usual.
+        suffixes: paths in a block -> ending of the main leaf's tensor, if it is not ".weight".
+        special: function (config, path of a block, its name) -> rules of the layers in
+            `special_layers`.
+        special_layers: paths in a block of layers that no attribute above fits.
+        tolerated: regular expressions of tensors that may exist and are not read.
+        optional_prefix: prefix of all names but the head's, which files of the base model lack.
+        modules: names of layers in files -> names of their modules in transformers, if they differ;
+            PEFT uses the latter.
+        no_adapters: regular expressions (whole name) of modules that PEFT can't give adapters ->
+            the reason.
     """
 
     top: Mapping[str, str] = field(
@@ -99,7 +100,7 @@ class Names:
     no_adapters: Mapping[str, str] = field(default_factory=dict)
 
     def rules(self, config: DecoderConfig) -> RuleTable:
-        """Return the table of a config."""
+        """Return the rule table of a model with this config."""
         whole = decoder_layers(config)
         rules = self._of("model/embed_tokens", whole["model/embed_tokens"], config)
         if "model/embed_positions" in whole:
@@ -120,14 +121,14 @@ class Names:
         rules = self._named(path, path, self.top[path], layer, config)
         if path != "lm_head":
             return rules
-        return [replace(rule, op=TRANSPOSE) for rule in rules]  # [out, in] wherever others lie
+        return [replace(rule, op=TRANSPOSE) for rule in rules]  # always [out, in] in files
 
     def _layer(self, config: DecoderConfig, number: int) -> list[Rule]:
         layers = block_layers(config, number)
         block, prefix = f"model/layers/{number}", self.layer.format(layer=number)
         fused = {path: fusion for fusion in self.fused for path in fusion.paths if path in layers}
         rules: list[Rule] = []
-        # Norms last: exports keep the order of their tensors.
+        # Norms last: this is the order of tensors in exports, which must not change.
         for name in sorted(layers, key=lambda name: layers[name].kind is LayerKind.NORM):
             layer = layers[name]
             if name in fused:
@@ -147,7 +148,7 @@ class Names:
     def _named(
         self, path: str, name: str, tensor: str, layer: Layer, config: DecoderConfig
     ) -> list[Rule]:
-        """Return a rule for each leaf of a part."""
+        """Return a rule for each leaf of a layer."""
         rules = []
         for leaf in layer.leaves:
             op: Op = RENAME
@@ -198,10 +199,12 @@ class Names:
 
 
 def qkv_by_group(name: str) -> Fused:
-    """Return the fusion of queries, keys and values where each key has its queries before it.
+    """Return the fusion of queries, keys and values by group: its queries, its key, its value.
+
+    A group is a key/value head with the query heads that share it.
 
     Args:
-        name: of the tensor, in a layer.
+        name: name of the tensor in a layer, without suffix.
     """
 
     def split(config: DecoderConfig, leaf: str) -> Op:

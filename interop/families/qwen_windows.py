@@ -16,7 +16,7 @@ QWEN_WINDOW_KEYS = frozenset(
 
 
 def read_windows(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the window, and its layers: those from `max_window_layers` on, if it is used."""
+    """Return the options for windows: if used, layers from `max_window_layers` on have one."""
     window = data.get("sliding_window", 4096) if data.get("use_sliding_window") else None
     first = data.get("max_window_layers", 28)
     layers = windows_from_hf(data, options, lambda layer: window is not None and layer >= first)

@@ -1,1 +1,1 @@
-"""Placement of leaves on a mesh, and its cost: pure decisions over sizes."""
+"""Placement of leaves on a mesh, and its cost; pure functions of sizes."""

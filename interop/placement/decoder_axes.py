@@ -1,6 +1,6 @@
-"""The logical axes of the decoder's parameters, by their paths: what its layers name them by.
+"""Logical axes of the decoder's parameters, by their paths.
 
-So that a plan can be made of a checkpoint's leaves alone, where there is no JAX to build the model.
+With them a checkpoint's leaves can be placed without JAX, which building the model would need.
 """
 
 from collections.abc import Mapping
@@ -41,32 +41,33 @@ DECODER_AXES: Mapping[str, Axes] = MappingProxyType(
         "lm_head": ("embed", "vocab"),
     }
 )
-"""By the layer's name, the axes of its weight [in, out], embedding, scale or vector.
+"""Layer name -> axes of its weight [in, out], embedding, scale or vector.
 
-Weights of experts [experts, in, out] have one more, and a scale over a whole head's dimensions, or
-over all of them, has the last one alone."""
+Weights of experts [experts, in, out] have one axis more; a scale over one head's dimensions, or
+over those of all heads, has only the last axis.
+"""
 
 PACKED = ("qvalue", "scale")
-"""The arrays of a quantized weight, in `<layer>/kernel/array`."""
+"""Names of the arrays of a quantized weight, below `<layer>/kernel/array`."""
 
 
 def decoder_axes(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Axes | None:
-    """Return the logical axis names of a leaf of the decoder; None if it has none.
+    """Return the logical axis names of a decoder's leaf; None if its path is not a decoder's.
 
     Args:
-        path: the leaf's.
-        shapes: of all leaves, by path.
+        path: path of the leaf.
+        shapes: shapes of all leaves, by path.
     """
     keys = path.split("/")
     if keys[-1] in PACKED and keys[-3:-1] == ["kernel", "array"]:
-        # A quantized weight, or its scales.
+        # Codes of a quantized weight, or their scales.
         axes = DECODER_AXES.get(keys[-4]) if len(keys) > 3 else None
         whole = shapes.get(path.rpartition("/")[0] + "/qvalue")
         if axes is None or whole is None:
             return None
         return axes if keys[-1] == "qvalue" else scale_axes(axes, whole, shapes[path])
     if keys[-1] in DECODER_AXES:
-        return DECODER_AXES[keys[-1]]  # a vector, which is a leaf itself
+        return DECODER_AXES[keys[-1]]  # a vector: the layer is the leaf
     axes = DECODER_AXES.get(keys[-2]) if len(keys) > 1 else None
     if axes is None:
         return None
@@ -86,12 +87,14 @@ def decoder_axes(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Axes | Non
 
 
 def scale_axes(axes: Axes, whole: tuple[int, ...], scale: tuple[int, ...]) -> Axes:
-    """Return names of a scale's axes; a grouped one is split where the mesh divides it.
+    """Return the axis names of a quantized weight's scales.
+
+    An axis with a scale per group gets a "?": it is split only if the mesh divides it.
 
     Args:
-        axes: names of the quantized weight's.
-        whole: its shape.
-        scale: the shape of its scales.
+        axes: axis names of the quantized weight.
+        whole: shape of the quantized weight.
+        scale: shape of the scales.
     """
     lengths = zip(axes, whole, scale, strict=True)
     return tuple(

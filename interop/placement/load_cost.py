@@ -1,7 +1,7 @@
-"""Cost of a load: the bytes that it reads, and those in a process's memory meanwhile.
+"""Cost of a load: bytes that are read, and bytes in a process's memory meanwhile.
 
-It is what `storage.training.restore` does: each process reads the chunks that hold what its devices
-hold, each of them once, leaf by leaf; leaves pass through a window on the host of `HOST_BYTES`.
+It models a restore: each process reads, leaf by leaf and once, the chunks that its devices need; at
+most `HOST_BYTES` of leaves are on the host at a time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,18 +21,19 @@ __all__ = ["LoadCost", "PlacedArray", "load_cost"]
 
 
 class PlacedArray(NamedTuple):
-    """A leaf that is stored, and where it goes.
+    """A stored leaf and its placement.
 
     Attributes:
-        item: which one it is of; items are read one after another.
-        shape: as it is stored, with the words of typed keys.
+        item: name of the leaf's item; items are read one after another.
+        shape: stored shape; of typed keys with the axes of their words.
         entries: mesh axes of each dimension.
-        shard_shape: of what one device holds.
+        shard_shape: shape of one device's shard.
         stored_bits: bits of an element as it is stored.
-        itemsize: bytes of one in memory, in the dtype in which it is stored.
-        cast_itemsize: of one as it is made; the same unless it is cast.
-        chunks: shape of what can be read at a time; None if that is the leaf.
-        shards: shape of what is stored together.
+        itemsize: bytes of an element in memory, in the stored dtype.
+        cast_itemsize: bytes of an element in the loaded leaf; differs from `itemsize` if it is
+            cast.
+        chunks: chunk shape; None: the leaf is one chunk.
+        shards: shape of a stored shard, which holds several chunks; None: there are no such shards.
     """
 
     item: str
@@ -50,9 +51,9 @@ class LoadCost(NamedTuple):
     """Bytes that a load needs.
 
     Attributes:
-        host: the most that waits in the memory of a process, with what reads are held in.
-        read: the most that a process reads.
-        read_in_all: what all processes read together.
+        host: most bytes on the host of a process: leaves on their way to devices, and read buffers.
+        read: most bytes that a process reads.
+        read_in_all: sum of the bytes that all processes read.
     """
 
     host: int
@@ -61,12 +62,12 @@ class LoadCost(NamedTuple):
 
 
 def load_cost(arrays: Sequence[PlacedArray], grid: ProcessGrid, *, local: bool) -> LoadCost:
-    """Return the cost of a load of these arrays, in the order in which they are read.
+    """Return the cost of a load of these arrays.
 
     Args:
-        arrays: what is read.
-        grid: the devices.
-        local: the store is a folder, from which chunks are read straight to where they go.
+        arrays: the leaves, in the order in which they are read.
+        grid: the devices of each process.
+        local: whether the store is a folder, from which chunks are read without extra buffers.
     """
     read = read_in_all = 0
     reads: dict[object, tuple[int, int]] = {}
@@ -85,7 +86,10 @@ def load_cost(arrays: Sequence[PlacedArray], grid: ProcessGrid, *, local: bool) 
 
 
 def _waiting(arrays: Sequence[PlacedArray], grid: ProcessGrid) -> int:
-    """Return the most bytes of an item's leaves on the host at once: a window, or one leaf."""
+    """Return the most bytes of an item's leaves on the host at once.
+
+    It is `HOST_BYTES`, or one larger leaf, and the same again in the new dtype for cast leaves.
+    """
     elements = [grid.box_count(array.entries) * prod(array.shard_shape) for array in arrays]
     parts = [count * array.itemsize for count, array in zip(elements, arrays, strict=True)]
     window = min(sum(parts), max(HOST_BYTES, *parts))
@@ -110,7 +114,7 @@ def _buffers(arrays: Iterable[PlacedArray], local: bool) -> int:
 
 
 def _read(array: PlacedArray, grid: ProcessGrid) -> tuple[int, int]:
-    """Return the most bytes of a leaf that a process reads, and the bytes that all read."""
+    """Return the most bytes of a leaf that a process reads, and the sum over all processes."""
     if 0 in array.shape:
         return 0, 0
     entries = [*array.entries, *[None] * (len(array.shape) - len(array.entries))]
@@ -130,19 +134,19 @@ def _read(array: PlacedArray, grid: ProcessGrid) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _covered(length: int, chunk: int, axes: tuple[tuple[int, int], ...]) -> tuple[int, int]:
-    """Return, for one dimension, the most chunk length that a process reads, and that of all.
+    """Return how many elements along one dimension the chunks cover that processes read.
 
     Args:
-        length: of the dimension.
-        chunk: its part in a chunk.
-        axes: of the mesh axes that split it, how many devices there are, and how many of a process.
+        length: length of the dimension.
+        chunk: length of a chunk along the dimension.
+        axes: for each mesh axis that splits the dimension: all its devices, those of a process.
 
     Returns:
-        The most of one process; the sum over the different places that a process may have.
+        The most of any process; the sum over processes with different parts of the dimension.
     """
     parts = prod(size for size, _ in axes)
     grid = [count for size, box in axes for count in (size // box, box)]
-    # Boxes in front, then the parts of each in the order in which they lie.
+    # Axes that number the processes' boxes come first, then the axes inside a box.
     order = [*range(0, 2 * len(axes), 2), *range(1, 2 * len(axes), 2)]
     per_process = prod(box for _, box in axes)
     boxes = np.arange(parts, dtype=np.int64).reshape(grid).transpose(order)

@@ -1,6 +1,6 @@
-"""The parameter that an optimizer leaf mirrors, and the mesh axes that it takes from it.
+"""Placement of optimizer leaves: like the parameter that they mirror.
 
-`state.sharding.optimizers` says what is done with it.
+`state.sharding.optimizers` uses it to place a whole state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,10 +34,10 @@ class Mirror(NamedTuple):
     """Placement of a leaf that is not a model's.
 
     Attributes:
-        rule: one of the above, or "automatic".
+        rule: `MIRRORS`, `FACTORED`, `REPLICATED` or "automatic".
         entries: mesh axes of each dimension.
-        unmatched: why a large leaf is whole on every device although its parameter is not.
-        parameter: path of the one that its own path names.
+        unmatched: why a large leaf is replicated although its parameter is split; None: it is not.
+        parameter: path of the parameter that the leaf's path contains; None if there is none.
     """
 
     rule: str
@@ -52,13 +52,13 @@ def mirror(
     parameters: Mapping[tuple[str, ...], tuple[tuple[int, ...], Entries]],
     mesh: MeshSizes,
 ) -> Mirror:
-    """Decide where a leaf goes, given where the parameters are.
+    """Return the placement of a leaf that is not a model's, given that of the parameters.
 
     Args:
-        path: the leaf's keys.
-        shape: the leaf's.
-        parameters: by path, the shape of each and its mesh axes.
-        mesh: the mesh.
+        path: keys of the leaf's path.
+        shape: shape of the leaf.
+        parameters: shape and mesh axes of each parameter, by the keys of its path.
+        mesh: devices along each mesh axis.
     """
     prefix, own, parameter = find_parameter(path, parameters)
     placement: Mirror | None = None
@@ -91,10 +91,11 @@ def mirror(
 def find_parameter(
     path: tuple[str, ...], parameters: Mapping[tuple[str, ...], Parameter]
 ) -> tuple[tuple[str, ...], tuple[str, ...], Parameter | None]:
-    """Find the parameter whose path is the longest part of a leaf's.
+    """Return the parameter with the longest path that a leaf's path contains.
 
     Returns:
-        What comes before it in the leaf's path, its path, and what is known of it.
+        The keys before the parameter's path in the leaf's path, the parameter's path, and its entry
+        in `parameters`; `((), (), None)` if there is none.
     """
     for length in range(len(path), 0, -1):
         for start in range(len(path) - length, -1, -1):
@@ -111,18 +112,18 @@ def inherited_entries(
     whole: tuple[int, ...],
     spec: Sequence[AxisEntry],
 ) -> list[Any] | None:
-    """Return the mesh axes for a leaf that is not quite its parameter's shape, if that is clear.
+    """Return mesh axes for a leaf whose shape differs from its parameter's; None if unclear.
 
-    Equal dimensions leave a choice which one was averaged away. Adafactor's is known: it factors
-    over the two longest dimensions, in the order of a sort by length, `v_row` without the last and
-    `v_col` without the one before it. Any other leaf with a choice is left to the rule for leaves
-    that mirror nothing: never wrong, only larger.
+    The leaf may have more leading dimensions, some of size 1, or lack one. If the parameter has
+    equal dimensions, it can be unclear which of them is missing, except in Adafactor's leaves:
+    `v_row` lacks the longest dimension and `v_col` the second longest. The caller then places the
+    leaf as if it mirrored nothing, which only takes more memory.
 
     Args:
-        prefix: what comes before the parameter's path in the leaf's.
-        shape: the leaf's.
-        whole: the parameter's.
-        spec: the parameter's mesh axes.
+        prefix: keys before the parameter's path in the leaf's path.
+        shape: shape of the leaf.
+        whole: shape of the parameter.
+        spec: mesh axes of the parameter's dimensions.
     """
     entries = [*spec, *[None] * (len(whole) - len(spec))]
     if len(shape) > len(whole) and whole and shape[-len(whole) :] == whole:

@@ -1,4 +1,4 @@
-"""Devices of each process on a mesh: boxes of one size, in the order of the mesh."""
+"""Devices of each process on a mesh: every process has a box of the same size."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from cairn.interop.placement.specs import MeshSizes, entry_axes, mesh_text
 __all__ = ["MOST_DEVICES", "ProcessGrid"]
 
 MOST_DEVICES: Final = 2**20
-"""Devices of a mesh that a plan is made for."""
+"""Most devices of a mesh that `ProcessGrid` accepts."""
 
 
 @dataclass(frozen=True)
 class ProcessGrid:
-    """A mesh of devices, of which each process has as many as any other.
+    """A mesh of devices, divided equally among processes.
 
     Attributes:
-        sizes: devices along each axis.
-        processes: how many there are. The first has the first devices in the order of the mesh, the
-            second those after them, and so on; each has a box of the mesh.
+        sizes: number of devices along each mesh axis.
+        processes: number of processes. In the order of the mesh, the first process has the first
+            devices, the second the next, and so on; each has a box of the mesh.
     """
 
     sizes: MeshSizes
@@ -66,15 +66,15 @@ class ProcessGrid:
 
     @cached_property
     def box(self) -> dict[str, int]:
-        """Devices of each process along each axis."""
+        """Number of a process's devices along each mesh axis."""
         left = self.devices // self.processes
         counts: dict[str, int] = {}
         for name, size in reversed(list(self.sizes.items())):
             counts[name] = min(left, size)
-            # What is left over is no whole axis: then the boxes do not add up to the mesh.
+            # With a remainder there are no equal boxes; `__post_init__` then finds too few devices.
             left = left // size if left % size == 0 else 1
         return {name: counts[name] for name in self.sizes}
 
     def box_count(self, entries: Iterable[AxisEntry]) -> int:
-        """Return the number of different boxes of a leaf that a process has."""
+        """Return the number of different shards of a leaf on a process's devices."""
         return prod(self.box[axis] for entry in entries for axis in entry_axes(entry))

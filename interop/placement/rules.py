@@ -1,7 +1,7 @@
-"""The decision where one leaf goes, on a mesh of which only the sizes are known.
+"""Placement of one leaf on a mesh, from the sizes of both.
 
-By a partition rule that was found for it, by the logical axis names that the model gave it, or else
-automatically; `state.sharding.rules` says what each of them means.
+A partition rule places it, or else its logical axis names, or else an automatic choice;
+`state.sharding.rules` describes the three.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ MESH_AXES = ("dp", "fsdp", "tp", "sp")
 """Data parallel, fully sharded data parallel, tensor parallel, sequence parallel."""
 
 LARGE_LEAF_ELEMENTS = 16_384
-"""Leaves below this many elements may be whole on every device without anyone having said so."""
+"""Size in elements below which a leaf is replicated without a remark in a plan."""
 
 DEFAULT_AXIS_RULES: AxisRules = MappingProxyType(PartitionAxis().axis_rules())
 """Mesh axes of each logical axis of a model."""
@@ -50,12 +50,12 @@ _UNIT_LABELS = {"heads": "attention heads", "kv_heads": "key/value heads"}
 
 
 class RuleMatch(NamedTuple):
-    """Partition rule that a leaf meets.
+    """Partition rule that matches a leaf's path.
 
     Attributes:
-        pattern: of the first rule that matches its path; None if none does.
-        entries: that rule's spec.
-        catch_all: the pattern matches any path.
+        pattern: pattern of the first rule that matches; None if none does.
+        entries: spec of that rule.
+        catch_all: whether the pattern matches any path.
     """
 
     pattern: str | None
@@ -64,12 +64,12 @@ class RuleMatch(NamedTuple):
 
 
 class SpecProblem(NamedTuple):
-    """Why a leaf cannot be placed as it is asked for.
+    """Reason why a leaf can't be placed as requested.
 
     Attributes:
-        text: for people.
-        dimension: which one of the leaf does not fit; None if it is none of them.
-        axes: the mesh axes that would split it.
+        text: the reason in words.
+        dimension: index of the dimension that does not fit; None if the problem is another.
+        axes: the mesh axes that would split that dimension.
     """
 
     text: str
@@ -83,8 +83,8 @@ class ResolvedSpec(NamedTuple):
     Attributes:
         rule: the pattern that matched, "axes (...)", "automatic" or "scalar".
         entries: mesh axes of each dimension, without those of size 1 and those that do not fit.
-        problems: what does not fit.
-        unmatched: why a large leaf is whole on every device although nobody asked for that.
+        problems: mesh axes that do not fit, with the reasons.
+        unmatched: why a large leaf is replicated without a rule that says so; None: it is not.
     """
 
     rule: str
@@ -102,15 +102,16 @@ def resolve_spec(
     axis_rules: AxisRules = DEFAULT_AXIS_RULES,
     units: Mapping[str, int] = MappingProxyType({}),
 ) -> ResolvedSpec:
-    """Decide where a leaf goes.
+    """Return the placement of a leaf.
 
     Args:
-        shape: the leaf's.
-        mesh: the mesh.
-        match: what partition rules say of it; None if there are none.
+        shape: shape of the leaf.
+        mesh: devices along each mesh axis.
+        match: the partition rule for its path; None if there are no partition rules.
         axes: its logical axis names; None if it has none.
         axis_rules: mesh axes of each logical axis name.
-        units: how many whole things a logical axis holds.
+        units: number of indivisible units (such as heads) of a logical axis; no shard gets a
+            fraction.
     """
     problems: list[SpecProblem] = []
     no_entries: list[AxisEntry] = []
@@ -130,7 +131,7 @@ def resolve_spec(
         name = wished if isinstance(wished, str) else None
         split = _SplitDimension(dimension, entry_axes(entry), shape, name)
         problem = _problem(split, mesh, axis_rules, units)
-        # An axis name that ends in "?" is a wish: split where it divides, else whole.
+        # An axis name that ends in "?" is optional: it splits only if it divides the dimension.
         if problem is not None and not (name is not None and name.endswith("?")):
             problems.append(problem)
         kept.append(splitting_axes(entry, mesh) if problem is None else None)
@@ -144,8 +145,8 @@ def resolve_spec(
 def axis_units(config: Any) -> dict[str, int]:
     """Return the number of indivisible units of each logical axis, from a model's config.
 
-    A config says so itself with `axis_units`, a mapping such as {"heads": 9, "kv_heads": 3}; else
-    `num_attention_heads` and `num_key_value_heads` are taken, where they are there.
+    They are the config's `axis_units`, a mapping such as {"heads": 9, "kv_heads": 3}, if it has
+    that attribute; else its `num_attention_heads` and `num_key_value_heads`, if it has them.
     """
     own = getattr(config, "axis_units", None)
     if own is not None:
@@ -163,7 +164,7 @@ def _unmatched(
     mesh: MeshSizes,
     catch_all: bool,
 ) -> str | None:
-    """Return why a large leaf is whole on every device, if no one asked for that."""
+    """Return why a large leaf is replicated; None if it is not, or a rule says so."""
     if rule == AUTOMATIC and mesh.get("fsdp", 1) > 1:
         return f"large, and fsdp={mesh['fsdp']} divides none of its dimensions (shape {shape})"
     named_nothing = not any(entry is not None for entry in entries)
@@ -199,7 +200,7 @@ def _entries_by_axes(
         return rule, []
     taken: set[str] = set()
     entries: list[AxisEntry] = []
-    # Flax's own names may be those of mesh axes, and several for a dimension.
+    # With Flax a name may itself be a mesh axis, and a dimension may have several names.
     carriers = {**{name: name for name in mesh}, **axis_rules}
     for dimension, wished in enumerate(axes):
         names = [name.removesuffix("?") for name in entry_axes(wished)]
@@ -211,7 +212,7 @@ def _entries_by_axes(
         ]
         carried = [carriers[name] for name in names if name in carriers]
         entry = tuple(axis for carrier in carried for axis in entry_axes(carrier))
-        # One mesh axis can split a leaf once: the first dimension that asks for it has it.
+        # A mesh axis can split only one dimension of a leaf: the first that maps to it.
         free = tuple(axis for axis in entry_axes(entry) if axis not in taken)
         taken.update(free)
         entries.append(free[0] if len(free) == 1 else free or None)
@@ -228,7 +229,7 @@ def _entries_automatic(shape: tuple[int, ...], mesh: MeshSizes) -> tuple[str, li
 
 
 class _SplitDimension(NamedTuple):
-    """A dimension of a leaf, and the mesh axes that are to split it."""
+    """A dimension of a leaf, and the mesh axes that should split it."""
 
     dimension: int
     axes: tuple[str, ...]
@@ -239,7 +240,7 @@ class _SplitDimension(NamedTuple):
 def _problem(
     split: _SplitDimension, mesh: MeshSizes, axis_rules: AxisRules, units: Mapping[str, int]
 ) -> SpecProblem | None:
-    """Return why mesh axes do not split a dimension, if they do not."""
+    """Return why mesh axes can't split a dimension; None if they can."""
     dimension, axes, shape, name = split
     unknown = [axis for axis in axes if axis not in mesh]
     if unknown:
@@ -249,7 +250,7 @@ def _problem(
     if parts == 1:
         return None
     if name is not None:
-        # The axes that split a logical axis are its own, and unknown ones.
+        # A logical axis names its mesh axes; the mesh may lack some of them.
         own = entry_axes(axis_rules.get(name))
         carried = {axis for entry in axis_rules.values() for axis in entry_axes(entry)}
         usual = carried.union(MESH_AXES)

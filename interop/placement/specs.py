@@ -1,4 +1,4 @@
-"""The parts of a spec: for each dimension a mesh axis, several, or None."""
+"""Entries of a partition spec: for each dimension a mesh axis, several, or None."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
@@ -20,16 +20,16 @@ __all__ = [
 Entries = tuple[AxisEntry, ...]
 
 MeshSizes = Mapping[str, int]
-"""Devices along each mesh axis, by its name, in order."""
+"""Number of devices along each mesh axis, by its name, in the mesh's order."""
 
 
 def entry_axes(entry: Any) -> tuple[str, ...]:
-    """Return the mesh axes that an entry of a spec names: one, several, or none."""
+    """Return the mesh axes that an entry of a spec names; () for None."""
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
 def without_trailing_nones(entries: Iterable[Any]) -> Entries:
-    """Return a spec without trailing Nones, as plans write it, since jit tells spellings apart."""
+    """Return a spec without trailing Nones: jit would compile again for another spelling."""
     kept = list(entries)
     while kept and kept[-1] is None:
         kept.pop()
@@ -37,20 +37,20 @@ def without_trailing_nones(entries: Iterable[Any]) -> Entries:
 
 
 def splitting_axes(entry: Any, mesh: MeshSizes) -> AxisEntry:
-    """Return an entry without axes of size 1, which split nothing, as the compiler writes it."""
+    """Return an entry without axes of size 1, which split nothing; the compiler omits them too."""
     names = tuple(axis for axis in entry_axes(entry) if mesh[axis] > 1)
     return names if len(names) > 1 else names[0] if names else None
 
 
 def shard_count(axes: Iterable[str], mesh: MeshSizes) -> int:
-    """Return how many parts mesh axes cut a dimension into."""
+    """Return into how many parts these mesh axes split a dimension."""
     return prod(mesh[axis] for axis in axes)
 
 
 def shard_shape(
     shape: Sequence[int], entries: Sequence[AxisEntry], mesh: MeshSizes
 ) -> tuple[int, ...]:
-    """Return the shape of the part of a leaf that a device holds; the spec divides it."""
+    """Return the shape of one device's shard of a leaf; the mesh must divide the leaf evenly."""
     parts = [shard_count(entry_axes(entry), mesh) for entry in entries]
     parts += [1] * (len(shape) - len(parts))
     return tuple(length // count for length, count in zip(shape, parts, strict=True))

@@ -1,7 +1,7 @@
 """Placement of a stored step's leaves on a mesh, and the cost of a load; reads no values.
 
-A model's leaves are placed by partition rules, by the decoder's axis names, or else replicated.
-All others are placed with the parameter that they mirror, as a load of the whole state does.
+A model's leaves are placed by partition rules, by the decoder's axis names, or automatically. Other
+leaves are placed like the parameter that they mirror, as in a load of the whole state.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -39,10 +39,10 @@ class Layout:
     """Rules that place a model's leaves.
 
     Attributes:
-        find: looks up the partition rule of a path; None without rules.
-        named: the leaves are those of the decoder, whose axes have names.
-        axis_rules: mesh axes of each axis name.
-        units: number of indivisible units of a named axis.
+        find: returns the partition rule of a path; None: there are no rules.
+        named: whether the model is the decoder, whose axes have names.
+        axis_rules: mesh axes of each logical axis name.
+        units: number of indivisible units (such as heads) of a logical axis.
     """
 
     find: Callable[[str], RuleMatch] | None = None
@@ -55,15 +55,15 @@ class PlannedLeaf(NamedTuple):
     """Placement of a leaf.
 
     Attributes:
-        record: what is stored.
-        dtype: of the loaded leaf.
-        rule: that placed it.
+        record: description of the stored leaf.
+        dtype: dtype of the loaded leaf.
+        rule: name of the rule that placed it, as in `ResolvedSpec`.
         entries: mesh axes of each dimension.
-        shard_shape: of each device's shard.
-        nbytes: of the whole leaf, as loaded.
-        bytes_per_device: of the shard.
-        problems: why it cannot be placed so; it is counted without the axes that do not fit.
-        unmatched: why a large leaf is whole on every device although nobody asked for that.
+        shard_shape: shape of each device's shard.
+        nbytes: bytes of the whole leaf, as loaded.
+        bytes_per_device: bytes of a shard.
+        problems: mesh axes that do not fit; sizes are computed without these axes.
+        unmatched: why a large leaf is replicated without a rule that says so; None: it is not.
     """
 
     record: LeafRecord
@@ -83,8 +83,8 @@ class StepPlan:
 
     Attributes:
         grid: the mesh.
-        leaves: of the items that are loaded, in the order in which they are stored.
-        local: the step lies in a folder.
+        leaves: leaves of the loaded items, in the order in which they are stored.
+        local: whether the step is in a folder, not in a bucket.
     """
 
     grid: ProcessGrid
@@ -93,7 +93,7 @@ class StepPlan:
 
     @cached_property
     def problems(self) -> list[PlannedLeaf]:
-        """The leaves that cannot be placed so."""
+        """Leaves that can't be placed as requested."""
         return [leaf for leaf in self.leaves if leaf.problems]
 
     def bytes_per_device(self, items: Collection[str] | None = None) -> int:
@@ -124,15 +124,15 @@ def plan_step(
     param_dtype: str | None = None,
     local: bool = False,
 ) -> StepPlan:
-    """Decide where the leaves of a step go.
+    """Return the placement of a step's leaves.
 
     Args:
-        records: every leaf of it, in the order in which they are stored.
-        grid: the mesh.
+        records: every leaf of the step, in the order in which they are stored.
+        grid: the mesh and its processes.
         layout: rules that place the leaves.
-        items: those that are loaded.
-        param_dtype: what floating parameters are cast to; None keeps the stored dtypes.
-        local: the step lies in a folder.
+        items: names of the items that are loaded.
+        param_dtype: dtype to which floating parameters are cast; None: they keep the stored dtypes.
+        local: whether the step is in a folder, not in a bucket.
     """
     planner = _Planner(records, grid, layout, param_dtype)
     leaves = tuple(planner.planned(record) for record in records if record.item in items)
@@ -140,7 +140,7 @@ def plan_step(
 
 
 class _Planner:
-    """Plans leaves, equal ones once."""
+    """Planner of a step's leaves; it places equal leaves only once."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class _Planner:
         return self._known[key]
 
     def _beside(self, record: LeafRecord) -> tuple[ResolvedSpec, str]:
-        """Return the place and the dtype of a leaf of another item than the model's."""
+        """Return the placement and loaded dtype of a leaf that is not a model's."""
         path = tuple(record.path.split("/"))
         mirrored = mirror(path, record.shape, self._parameters, self._grid.sizes)
         parameter = None if mirrored.parameter is None else self._records[mirrored.parameter]
@@ -221,21 +221,21 @@ class _Planner:
 
 
 def ruled_items(records: Iterable[LeafRecord]) -> set[str]:
-    """Return the items whose leaves go by rules or axis names: those of models.
+    """Return the items whose leaves are placed by rules or axis names: those of models.
 
-    Without a model there is nothing that the others could mirror, and all go by the rules.
+    These are all items if there is no model, whose parameters other items could mirror.
     """
     items = {record.item for record in records}
     return items.intersection(MODEL_ITEMS) if "model" in items else items
 
 
 def readable(path: str) -> str:
-    """Return a leaf's path as partition rules see it: a "/" in a key is like any other."""
+    """Return a leaf's path as partition rules match it: with "/" inside keys unescaped."""
     return "/".join(keys_of(path))
 
 
 def element_bytes(record: LeafRecord, dtype: str) -> int:
-    """Return the bytes of an element in memory: one at least, and of typed keys all words."""
+    """Return the bytes of an element in memory; of a typed key, the bytes of all its words."""
     if record.is_key:
         return prod(record.key_words) * _KEY_WORD_BYTES
     return int(dtype_named(dtype).itemsize)
@@ -246,7 +246,7 @@ def _array(leaf: PlannedLeaf) -> PlacedArray:
     words = record.key_words
     is_key = record.is_key
     stored = _KEY_WORD_BYTES if is_key else element_bytes(record, record.dtype)
-    # Two in a byte, along an axis that is even in every shard; without one, a byte each.
+    # Two elements share a byte along an axis of even size; without one, each takes a byte.
     even = any(size % 2 == 0 for size in record.shards or record.shape)
     packed = record.dtype in FOUR_BITS and even
     return PlacedArray(

@@ -1,1 +1,1 @@
-"""Weights in other people's files: safetensors folders, GGUF, PEFT and exports."""
+"""Weights in files of other tools: safetensors folders, GGUF, PEFT and exports."""

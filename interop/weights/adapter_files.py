@@ -1,4 +1,4 @@
-"""Content of a folder that `peft` loads.
+"""Content of an adapter folder that `peft` loads.
 
 Source: peft 0.21, `LoraConfig` and `save_pretrained`.
 """
@@ -45,17 +45,17 @@ def adapter_content(
 
     Args:
         modules: every module that can have adapters.
-        adapted: paths of the kernels that have some.
-        pair: gives A and B of one of them.
+        adapted: paths of the kernels that have adapters.
+        pair: returns A and B of the kernel with a path.
         rank: the adapters' usual rank.
-        alpha: their output is scaled by alpha / rank.
-        task_type: what PEFT calls the model's task.
-        base_model_name_or_path: of the model that they belong to.
-        path: what is being converted, for the error.
+        alpha: the adapters' output is scaled by alpha / rank.
+        task_type: PEFT's name of the model's task.
+        base_model_name_or_path: name or path of the base model, written into adapter_config.json.
+        path: name of the conversion, for the error.
 
     Raises:
-        ConversionError: some adapters have no module in the family, or one that PEFT can't give
-            adapters; all are listed.
+        ConversionError: some adapters have no module in the family, or PEFT can't adapt their
+            module; all are listed.
     """
     covered = {kernel for module in modules for kernel in module.kernels}
     has = [module for module in modules if any(kernel in adapted for kernel in module.kernels)]
@@ -76,7 +76,7 @@ def adapter_content(
         pairs = [pair(kernel) if kernel in adapted else None for kernel in module.kernels]
         down, up = module.to_peft(pairs)
         if down.shape[0] != rank:
-            # A module of several kernels: its rank grows with their number, its scale does not.
+            # A module of several kernels has a multiple of the rank, but the same scale.
             ranks[re.escape(module.name)] = down.shape[0]
             alphas[re.escape(module.name)] = alpha * down.shape[0] / rank
         tensors[f"{PEFT_PREFIX}{module.name}.lora_A.weight"] = down
@@ -92,17 +92,17 @@ def adapter_content(
 
 
 def array_source(name: str, array: Array, *, dtype: np.dtype[Any] | None = None) -> TensorSource:
-    """Return an array in memory as the source of a file's tensor.
+    """Return the source of a file's tensor for an array in memory.
 
     Args:
-        name: of the tensor.
-        array: its values.
-        dtype: cast it to this; None keeps its own.
+        name: name of the tensor.
+        array: values of the tensor.
+        dtype: dtype to which it is cast; None: its own.
     """
     target = array.dtype if dtype is None else dtype
 
     def blocks(max_bytes: int) -> Iterator[Array]:
-        with np.errstate(over="ignore", invalid="ignore"):  # whoever writes it counts them
+        with np.errstate(over="ignore", invalid="ignore"):  # the writer counts them
             yield array.astype(target, copy=False)
 
     return TensorSource(name, tuple(array.shape), target, blocks)

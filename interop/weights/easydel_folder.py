@@ -1,6 +1,6 @@
-"""Folders that older releases of EasyDeL saved: safetensors weights with the names of our leaves.
+"""Folders that older releases of EasyDeL saved: safetensors weights, named like our leaves.
 
-Beside the weights lie the optimizer's tensors, named by numbers, and a pickle that describes them.
+The folder also has the optimizer's tensors, named by numbers, and a pickle that describes them.
 That pickle can run code and is never read, so the optimizer state is not loaded.
 """
 
@@ -26,14 +26,14 @@ _NORMS: Final = ("kernel", "scale", "weight")
 
 
 def unread_files(names: Iterable[str]) -> list[str]:
-    """Return the files that are not read: the optimizer's, and all pickles."""
+    """Return the names of files that are not read: the optimizer's, and all pickles."""
     return sorted(name for name in names if _LEFT.fullmatch(name))
 
 
 def easydel_config(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys of a config.json that describe the model, and the names of the others.
+    """Return the entries of a config.json that describe the model, and the other keys.
 
-    EasyDeL also wrote into it how it runs a model: meshes, block sizes, platforms.
+    The others say how EasyDeL ran the model: meshes, block sizes, platforms.
     """
     others = unread_keys(data, AutoEasyDeLConfig.hf_keys(data) | {"architectures", "auto_map"})
     ours_alone = OURS_ALONE & data.keys()
@@ -42,11 +42,11 @@ def easydel_config(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def easydel_rules(paths: Iterable[str], shapes: Mapping[str, Shape]) -> RuleTable:
-    """Return the rule table between our leaves and EasyDeL's: the same tensors, dots for slashes.
+    """Return the rule table between our leaves and EasyDeL's tensors: dots become slashes.
 
     Args:
         paths: paths of our leaves.
-        shapes: shapes of the tensors that are there.
+        shapes: shapes of the folder's tensors, by name.
     """
     rules = []
     for path in paths:

@@ -1,8 +1,7 @@
 """Export of a stored checkpoint to Hugging Face tensors, in blocks.
 
-The store has everything it needs: the manifest names the family and holds the model's config, and
-the family's rule table says which leaves become which tensors. Leaves are read in blocks, so that
-peak memory does not grow with the model.
+The manifest names the family and holds the model's config; the family's rule table maps leaves to
+tensors. Leaves are read in blocks, so that peak memory does not grow with the model.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from cairn.storage.safetensors.writer import TensorSource
 
 MODEL_ITEM = "model"
 MERGED_ITEM = "merged"
-"""Item that is exported beside adapters: the same model with its adapters merged."""
+"""Name of the item that holds a model with its adapters merged."""
 
 
 def export_sources(
@@ -39,23 +38,23 @@ def export_sources(
 ) -> tuple[list[TensorSource], dict[str, Any]]:
     """Return a stored model's tensors under Hugging Face's names, and its config.json.
 
-    Adapters are merged and quantized weights dequantized on the way. Of a step that was saved with
-    `merge_lora=True` the tensors are those of its merged model.
+    Adapters are merged and quantized weights dequantized. If the step was saved with
+    `merge_lora=True`, the tensors are those of the merged model that it holds.
 
     Args:
-        manifest: of the step.
-        reader: opened on the step.
-        dtype: cast floating tensors to this (a name or a NumPy dtype); None keeps what is stored.
+        manifest: manifest of the step.
+        reader: open reader of the step.
+        dtype: dtype to which floating tensors are cast (a name or a NumPy dtype); None: the stored
+            dtypes.
 
     Returns:
         The tensors in writing order, and the content of config.json, without nulls.
 
     Raises:
-        ConversionError: the step holds no model that is known here; or its leaves don't match the
-            family's rules; or leaves of several dtypes become one tensor, and `dtype` is None; all
-            are listed.
-        TreeMismatchError: its leaves are not those that its config describes; all are listed.
-        ConfigError: the family can't express the model's options.
+        ConversionError: the step has no model; or leaves don't match the family's rules; or leaves
+            of several dtypes become one tensor while `dtype` is None. All problems are listed.
+        TreeMismatchError: the stored leaves are not those of the config; all are listed.
+        ConfigError: the model's type is unknown, or the family can't express its options.
     """
     config, leaves, path = served_model(manifest, reader)
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
@@ -72,16 +71,18 @@ def served_model(
     """Return the model of a step: its config, its served weights, and its origin for messages.
 
     Args:
-        manifest: of the step.
-        reader: opened on the step.
+        manifest: manifest of the step.
+        reader: open reader of the step.
 
     Raises:
-        ConversionError: the step holds no model that is known here.
-        TreeMismatchError: its leaves are not those that its config describes; all are listed.
+        ConversionError: the step has no model.
+        ConfigError: the model's type is unknown.
+        TreeMismatchError: the stored leaves are not those that the config describes; all are
+            listed.
     """
     config = stored_config(manifest)
     item = served_item(manifest.items)
-    # Keys of random streams, and the counts beside them, are no weights.
+    # Keys and counts of random streams are no weights.
     records = reader.contents.leaves if reader.contents is not None else ()
     own = [record for record in records if record.item == item]
     keys = {record.path for record in own if record.dtype.startswith("key<")}
@@ -98,18 +99,18 @@ def served_model(
 def adapter_sources(
     manifest: Manifest, reader: CheckpointReader, *, dtype: Any = None
 ) -> tuple[list[TensorSource], dict[str, Any]]:
-    """Return the adapters of a stored model as PEFT names them, and adapter_config.json.
+    """Return the adapters of a stored model under PEFT's names, and adapter_config.json.
 
-    They are kept in memory: they are small beside their model.
+    The adapters, which are small, are held in memory.
 
     Args:
-        manifest: of the step.
-        reader: opened on the step.
-        dtype: cast them to this (a name or a NumPy dtype); None keeps what is stored.
+        manifest: manifest of the step.
+        reader: open reader of the step.
+        dtype: dtype to which they are cast (a name or a NumPy dtype); None: the stored dtypes.
 
     Raises:
-        ConversionError: the step holds no model of a known family, or one without adapters; or
-            some have no module in the family; all are listed.
+        ConversionError: the step has no model of a known family, or the model has no adapters; or
+            some adapters have no module in the family, and all of these are listed.
     """
     config = stored_config(manifest)
     path = f"step {manifest.step}"
@@ -122,7 +123,7 @@ def adapter_sources(
             found="a model without",
             next_step="leave lora='keep' out",
         )
-    leaves = served_leaves(reader, MODEL_ITEM, infos)  # refuses pairs that are not whole
+    leaves = served_leaves(reader, MODEL_ITEM, infos)  # raises if A or B of a pair is missing
     kernels = {name: leaf.shape for name, leaf in leaves.items() if name.endswith("/kernel")}
     tensors, content = adapter_content(
         modules_of(config, kernels, path=path),
@@ -139,7 +140,7 @@ def adapter_sources(
 
 
 def served_item(items: Collection[str]) -> str:
-    """Return the item with the model that is served: the merged one if there is one."""
+    """Return the name of the item to export: the merged model if there is one."""
     return MERGED_ITEM if MERGED_ITEM in items else MODEL_ITEM
 
 
@@ -172,8 +173,8 @@ def stored_config(manifest: Manifest) -> EDPretrainedConfig:
     """Return the config of the model that a step holds.
 
     Raises:
-        ConversionError: the step says of no model.
-        ConfigError: the model's type is unknown here.
+        ConversionError: the step's manifest describes no model.
+        ConfigError: the model's type is unknown.
     """
     if manifest.model is None or MODEL_ITEM not in manifest.items:
         raise ConversionError(
@@ -192,8 +193,8 @@ def stored_config(manifest: Manifest) -> EDPretrainedConfig:
 def rule_table(config: EDPretrainedConfig, shapes: dict[str, Shape]) -> RuleTable:
     """Return the rule table between our leaves and the exported tensors.
 
-    A family has a table. A model class of no family is exported under its own paths, dots for
-    slashes, nothing transposed.
+    A family has its own table. The leaves of another model class are exported unchanged, under
+    their paths with dots for slashes.
     """
     if isinstance(config, DecoderConfig):
         return get_family(config.model_type).rules(config)
@@ -201,10 +202,10 @@ def rule_table(config: EDPretrainedConfig, shapes: dict[str, Shape]) -> RuleTabl
 
 
 def hf_config(config: EDPretrainedConfig, dtypes: list[np.dtype[Any]]) -> dict[str, Any]:
-    """Return the config.json for tensors of these dtypes."""
+    """Return the config.json of an export whose tensors have these dtypes."""
     floating = [dtype.name for dtype in dtypes if is_floating(dtype)]
     data = config.to_hf()
-    # A class of no family may have a field of that name, which says something else.
+    # A class of no family may have a field of that name with another meaning.
     if floating and not hasattr(config, "dtype"):
         data["dtype"] = max(dict.fromkeys(floating), key=floating.count)
     return data

@@ -1,6 +1,6 @@
 """Sources of pretrained weights: a folder in any store, the hub, a GGUF file.
 
-Each tensor is read when it is asked for.
+A tensor is read when `read`, `rows` or `boxes` asks for it.
 """
 
 from __future__ import annotations
@@ -75,24 +75,24 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "vocab.json",
 )
-"""Files beside the weights that an export carries along unchanged."""
+"""Files beside the weights that are kept and exported unchanged."""
 _TEMPLATES = "additional_chat_templates"
 _OTHER_TOKENIZER = re.compile(
     r"tekken\.json|tiktoken\.model|.*\.tiktoken|tokenization_.*\.py|spiece\.model|vocab\.txt"
 )
-"""Tokenizers in forms that are not carried along."""
+"""Tokenizer files of other forms, which are not kept."""
 
 
 @dataclass(frozen=True)
 class PretrainedWeights:
-    """A pretrained model: its config, and where to read its weights.
+    """A pretrained model: its config, and the source of its weights.
 
     Attributes:
         path: the name or path that the caller gave, for messages.
         config: its configuration, tokenizer files included.
-        weights: its tensors.
-        gguf: the file itself, if it is a GGUF file.
-        is_easydel: an older release of EasyDeL has saved it.
+        weights: source of its tensors.
+        gguf: the opened GGUF file; None for other forms.
+        is_easydel: whether an older release of EasyDeL saved it.
     """
 
     path: str
@@ -102,7 +102,7 @@ class PretrainedWeights:
     is_easydel: bool = False
 
     def own_rules(self, paths: Iterable[str]) -> RuleTable | None:
-        """Return the rule table for names that are not Hugging Face's: GGUF's, or EasyDeL's.
+        """Return the rule table for GGUF's or EasyDeL's tensor names; None for Hugging Face's.
 
         Args:
             paths: paths of our leaves.
@@ -124,31 +124,31 @@ def open_pretrained(
     dequantized_dtype: np.dtype[Any] | None = None,
     text_only: bool = False,
 ) -> PretrainedWeights:
-    """Find a model and read its config; read no weights yet.
+    """Return a pretrained model; its config is read, but no weights yet.
 
-    From the hub it first fetches config.json, and nothing more if that is refused. Then it fetches
-    the files that are read: the model's safetensors, their index, and `TOKENIZER_FILES`. Where
-    there are no safetensors, files of `torch.save` are read.
+    From the hub, config.json is fetched first, and nothing more if it is refused; then the model's
+    safetensors, their index, and `TOKENIZER_FILES`. Without safetensors, files of `torch.save` are
+    read.
 
     Args:
         name_or_path: a folder, a *.gguf file, a store URI of either, or a hub id, also as
             "hf://org/name".
-        config_kwargs: keys that replace those of config.json, or options of ours such as
+        config_kwargs: keys that replace those of config.json, or our own options, such as
             `scan_layers` and `sharding_axis_dims`.
         revision: branch, tag or commit of a hub id.
-        token: of the hub.
-        local_files_only: take a hub id from the local cache alone.
+        token: access token of the hub.
+        local_files_only: use only the local cache for a hub id.
         dequantized_dtype: dtype of weights that were published quantized; None: the one that
             config.json gives the model.
-        text_only: of a multimodal model, take its text model alone.
+        text_only: load only the text model of a multimodal model.
 
     Raises:
-        NotFoundError: nothing is there.
+        NotFoundError: there is no such model.
         ArgumentError: a hub argument is given for a local path; or torch is needed, and
             not installed.
-        ConfigError: its family is unknown, or its options are not supported, or the weights are
-            quantized in another way than those that are read.
-        ConversionError: its files can't be read.
+        ConfigError: the family is unknown, or its options or the weights' quantization are not
+            supported.
+        ConversionError: files can't be read.
     """
     text = str(name_or_path)
     if text.endswith(".gguf"):
@@ -215,10 +215,10 @@ def open_pretrained(
 
 
 def _text_model_config(data: dict[str, Any], path: str, *, text_only: bool) -> dict[str, Any]:
-    """Return the text model's part of config.json.
+    """Return the text model's part of a multimodal model's config.json.
 
     Raises:
-        ConfigError: the caller did not ask for it, or its family is unknown.
+        ConfigError: `text_only` is False, or the text model can't be loaded alone.
     """
     text = text_config(data, path)
     if not text_only:
@@ -232,7 +232,7 @@ def _text_model_config(data: dict[str, Any], path: str, *, text_only: bool) -> d
 
 
 def _warn_of_unread_tokenizers(folder: SourceFolder) -> None:
-    """Warn of tokenizer files that are not carried along."""
+    """Warn if the folder has tokenizer files that are not kept."""
     names = folder.names()
     behind = [name for name in names if _OTHER_TOKENIZER.fullmatch(name)]
     behind = [] if "tokenizer.json" in names else behind
@@ -247,10 +247,10 @@ def _warn_of_unread_tokenizers(folder: SourceFolder) -> None:
 
 
 def _weights(folder: SourceFolder, config: EDPretrainedConfig) -> RowSource:
-    """Return the weights of a folder: safetensors, if there are any, else what torch has saved.
+    """Return the source of a folder's weights: its safetensors, else its files of `torch.save`.
 
     Raises:
-        NotFoundError: there are neither.
+        NotFoundError: the folder has neither.
     """
     spare: tuple[str, ...] = ()
     if isinstance(config, DecoderConfig):
@@ -274,7 +274,7 @@ def _weights(folder: SourceFolder, config: EDPretrainedConfig) -> RowSource:
 
 
 def _easydel_keys(folder: SourceFolder, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model's keys of an EasyDeL config.json; warn of all that is not read."""
+    """Return the model's entries of an EasyDeL config.json; warn of keys and files not read."""
     kept, dropped = easydel_config(data)
     behind = unread_files(folder.names())
     behind += [f"{CONFIG_FILE}'s {', '.join(dropped)}"] if dropped else []
@@ -290,7 +290,7 @@ def _easydel_keys(folder: SourceFolder, data: Mapping[str, Any]) -> dict[str, An
 def _quantization(
     data: dict[str, Any], updates: Mapping[str, Any] | None, path: str
 ) -> tuple[dict[str, Any], dict[str, Any], QuantizationMethod | None]:
-    """Return config.json and its updates without quantization, and the quantization method."""
+    """Return config.json and its updates, both without quantization, and the method or None."""
     plain, changes = dict(data), dict(updates or {})
     quantization = plain.pop(QUANTIZATION_KEY, None)
     quantization = changes.pop(QUANTIZATION_KEY, quantization)
@@ -314,7 +314,7 @@ def _open_gguf(text: str, config_kwargs: Mapping[str, Any] | None) -> Pretrained
         uri = parse_uri(text)
         return _read_gguf(GGUFFile(uri.local_path), text, config_kwargs)
     uri = parse_uri(text)
-    # Mapped into memory: once open, the file's name may go.
+    # The file stays mapped after its name is removed.
     with tempfile.TemporaryDirectory() as folder:
         local = Path(folder, uri.name)
         open_files(uri.parent).copy(uri.name, open_files(parse_uri(folder)), local.name)
@@ -354,7 +354,7 @@ def _config(data: dict[str, Any], updates: Mapping[str, Any] | None) -> EDPretra
 
 
 def _with_base_prefix(config: EDPretrainedConfig, weights: RowSource) -> RowSource:
-    """Return the tensors under the family's names, also if only the base model was saved."""
+    """Return a source with the family's names, even if only the base model was saved."""
     if not isinstance(config, DecoderConfig):
         return weights
     prefix = get_family(config.model_type).names_of(config).optional_prefix
@@ -364,7 +364,7 @@ def _with_base_prefix(config: EDPretrainedConfig, weights: RowSource) -> RowSour
 
 
 def _with_tied_names(config: EDPretrainedConfig, weights: RowSource) -> RowSource:
-    """Return the tensors; a tied tensor has the family's name, whichever name it was stored under.
+    """Return a source in which a tied tensor has the name that the family's rules use.
 
     `safetensors.torch.save_model` writes only one of several tensors that share memory, under any
     of their names.
@@ -385,10 +385,10 @@ def _with_tied_names(config: EDPretrainedConfig, weights: RowSource) -> RowSourc
 def _untied_where_different(
     config: EDPretrainedConfig, weights: RowSource, path: str, *, is_tied: bool
 ) -> EDPretrainedConfig:
-    """Return the config, untied if the weights that it ties are stored with different values.
+    """Return the config; untied if the weights that it ties are stored with different values.
 
     Raises:
-        ConfigError: the caller asked for tied ones.
+        ConfigError: they differ, and the caller asked for tied weights (`is_tied`).
     """
     if not isinstance(config, DecoderConfig) or not config.tie_word_embeddings:
         return config

@@ -1,6 +1,6 @@
-"""A repository of the Hugging Face hub as a folder; each file is fetched when it is asked for.
+"""A repository of the Hugging Face hub as a folder; files are fetched when they are needed.
 
-The first download fixes one commit, and all files come from it.
+The first download resolves the revision to a commit; all files come from that commit.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def find_folder(
     token: str | None = None,
     local_files_only: bool = False,
 ) -> SourceFolder:
-    """Return a folder: a local one, one in a store, or else one of the hub.
+    """Return a folder on the local disk, in a store, or else on the hub.
 
     Args:
         name_or_path: a folder, a store URI of one, or a hub id, also as "hf://org/name".
-        config_file: the one file that is fetched from the hub at once.
+        config_file: name of the file that is fetched from the hub at once.
         revision: branch, tag or commit of a hub id.
-        token: of the hub.
-        local_files_only: take a hub id from the local cache alone.
+        token: access token of the hub.
+        local_files_only: use only the local cache for a hub id.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: there is no such folder or repository.
         ArgumentError: a hub argument is given for a folder that is not on the hub.
     """
     text = str(name_or_path)
@@ -55,7 +55,7 @@ def find_folder(
 
 
 class HubFolder(SourceFolder):
-    """Commit of a hub repository; fetched files lie in the hub's local cache."""
+    """Commit of a hub repository; fetched files are in the hub library's local cache."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class HubFolder(SourceFolder):
         token: str | None,
         local_files_only: bool,
     ) -> None:
-        """Fetch one file, and the names of the others.
+        """Fetch `config_file`, and the names of the other files.
 
         Raises:
-            NotFoundError: there is no such repository, or the hub can't be had.
+            NotFoundError: there is no such repository, or the hub can't be reached.
         """
         if not _HUB_ID.fullmatch(repository) or ".." in repository:
             raise NotFoundError(
@@ -88,7 +88,7 @@ class HubFolder(SourceFolder):
             self._names = sorted({*self._names, *self._listed()})
 
     def fetch(self, names: Sequence[str]) -> None:
-        """Fetch these files, as far as the repository has them.
+        """Fetch these files into the cache; names that the repository lacks are ignored.
 
         Raises:
             NotFoundError: the hub can't be reached.
@@ -99,7 +99,7 @@ class HubFolder(SourceFolder):
             self._download(missing)
 
     def locate(self, name: str) -> tuple[Files, str]:
-        """Fetch a file, and return its real location."""
+        """Return the location of a file in the cache, with links resolved; fetch it if needed."""
         self.fetch([name])
         return super().locate(name)
 
@@ -129,14 +129,14 @@ class HubFolder(SourceFolder):
             raise self._not_found(exc) from exc
 
     def _listed(self) -> list[str]:
-        """Return the names of the commit's files; [] if the hub fails and weights are cached."""
+        """Return the names of the commit's files; [] if the hub fails but weights are cached."""
         from huggingface_hub import HfApi
 
         try:
-            # Not `list_repo_files`, which asks a hub that is not there for half a minute.
+            # Not `list_repo_files`: it retries for half a minute if the hub can't be reached.
             info = HfApi(token=self._token).model_info(self._repository, revision=self._revision)
             return [file.rfilename for file in info.siblings or ()]
-        except Exception as exc:  # its HTTP library differs by version, and so do its errors
+        except Exception as exc:  # the error classes differ between versions of the hub's library
             if any(name.endswith((".safetensors", ".bin")) for name in self._names):
                 return []
             raise self._not_found(exc) from exc

@@ -1,4 +1,4 @@
-"""Description of a model for the import of somebody else's checkpoint."""
+"""Description of a model for the import of an Orbax checkpoint with other leaf paths."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["model_map"]
 
 
 def model_map(config: EDPretrainedConfig | Mapping[str, Any], rules: Mapping[str, str]) -> ModelMap:
-    r"""Return a model's description and the map of its leaves in a foreign tree; for `adopt`.
+    r"""Return a `ModelMap` for `adopt`: a model's description, and where its leaves are stored.
 
     Args:
-        config: of the model: ours, or what a Hugging Face config.json holds.
-        rules: regular expressions of whole paths, such as
-            `r"state/params/layers_([0-9]+)/attn/query/kernel"`, and the model's own path, such as
-            `r"model/layers/\1/self_attn/q_proj/kernel"`. The first that matches counts.
+        config: the model's config, or the content of a Hugging Face config.json.
+        rules: regular expressions of whole stored paths, such as
+            `r"state/params/layers_([0-9]+)/attn/query/kernel"`, -> the model's path, such as
+            `r"model/layers/\1/self_attn/q_proj/kernel"`. The first match counts.
 
     Raises:
-        ConfigError: the config is of no family that is known here, or can't be read.
-        PolicyError: a rule that is no regular expression.
+        ConfigError: the config is of no known family, or can't be read.
+        PolicyError: a rule is no regular expression.
     """
     parsed = config if isinstance(config, EDPretrainedConfig) else AutoEasyDeLConfig.from_hf(config)
     if not isinstance(parsed, DecoderConfig):

@@ -1,4 +1,4 @@
-"""PEFT's adapter_config.json: written for our adapters, and read with every key checked.
+"""Reader and writer of PEFT's adapter_config.json; the reader checks every key.
 
 Source: peft 0.21, `LoraConfig`.
 """
@@ -31,7 +31,7 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "monteclora_config": (None,),
     "velora_config": (None,),
 }
-"""Keys that may make an adapter more than A and B beside a weight -> values that do not."""
+"""Keys that may add more to a model than A and B beside a weight -> values that add nothing."""
 
 _PLAIN = frozenset(
     {
@@ -44,7 +44,7 @@ _PLAIN = frozenset(
         "use_rslora",
     }
 )
-"""Keys that are read, or say how and where adapters were made, which their tensors show."""
+"""Keys that are read, or that describe training or placement, which the tensors show too."""
 
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that leave the base weights as they are."""
@@ -52,14 +52,14 @@ _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """Settings of plain LoRA in an adapter_config.json.
+    """Settings of LoRA in an adapter_config.json.
 
     Attributes:
         rank: usual rank, `r`.
         alpha: usual `lora_alpha`.
         rsquare: `use_rslora`: the scale is alpha / sqrt(rank), not alpha / rank.
-        rank_pattern: regular expression of module names -> other ranks.
-        alpha_pattern: regular expression of module names -> other alphas.
+        rank_pattern: regular expressions of module names -> their ranks, if not the usual one.
+        alpha_pattern: regular expressions of module names -> their alphas, if not the usual one.
     """
 
     rank: int
@@ -70,10 +70,11 @@ class PeftConfig:
 
     @classmethod
     def read(cls, data: Mapping[str, Any], *, path: str) -> PeftConfig:
-        """Read a parsed adapter_config.json.
+        """Return the settings of a parsed adapter_config.json.
 
         Raises:
-            ConversionError: it is no LoRA, or asks for more than that; all of it is listed.
+            ConversionError: the adapter is not LoRA, or has more than A and B beside weights; all
+                problems are listed.
         """
         problems = [
             f"{key}={data[key]!r}"
@@ -110,7 +111,7 @@ class PeftConfig:
         return cls(int(rank), float(alpha), bool(data.get("use_rslora")), *patterns)
 
     def scale(self, module: str, rank: int) -> float:
-        """Return the factor on the output of a module's adapter of this rank."""
+        """Return the factor on the output of a module's adapter, whose rank is `rank`."""
         alpha = float(_matching(self.alpha_pattern, module, self.alpha))
         return alpha / (math.sqrt(rank) if self.rsquare else rank)
 
@@ -126,7 +127,7 @@ class PeftConfig:
         base_model_name_or_path: str | None,
         fan_in_fan_out: bool,
     ) -> dict[str, Any]:
-        """Return adapter_config.json, without nulls; PEFT's defaults hold for other keys."""
+        """Return the content of adapter_config.json, without nulls."""
         data: dict[str, Any] = {
             "alpha_pattern": {name: _plain(value) for name, value in self.alpha_pattern.items()},
             "bias": "none",
@@ -153,7 +154,7 @@ def target_modules(adapted: list[str], others: list[str]) -> list[str]:
 
     Args:
         adapted: full names of the modules with adapters.
-        others: full names of those without.
+        others: full names of the modules without adapters.
 
     Returns:
         Last parts of names ("q_proj") where all modules of that name have adapters; else full
@@ -166,7 +167,7 @@ def target_modules(adapted: list[str], others: list[str]) -> list[str]:
 
 
 def _matching(pattern: Mapping[str, Any], module: str, usual: Any) -> Any:
-    """Return the first entry whose key matches the end of a module's name, as PEFT does."""
+    """Return the first value whose key matches the end of a module's name; else `usual`."""
     matches = (value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module))
     return next(matches, usual)
 
@@ -176,5 +177,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _plain(value: float) -> int | float:
-    """Return a whole number as an int: PEFT declares alpha as one."""
+    """Return a whole number as an int, since PEFT declares alpha as int."""
     return int(value) if value == int(value) else value

@@ -3,7 +3,7 @@
 We keep adapters A [in, rank] and B [rank, out] beside a kernel [in, out]; PEFT keeps
 `<module>.lora_A.weight` [rank, in] and `<module>.lora_B.weight` [out, rank] beside a module's
 weight. The family's rule says which module a kernel belongs to, and how its outputs are transposed
-or joined. No rule touches the inputs, so A stays; B is converted as the kernel is.
+or joined. No rule changes the inputs, so A is only transposed; B is converted like the kernel.
 
 A module that joins several of our kernels (a fused qkv projection) has one A for all of them. Then
 three adapters of rank r become one of rank 3r whose B is block-diagonal, and one adapter becomes
@@ -27,24 +27,24 @@ from cairn.interop.families.family import get_family
 __all__ = ["AdaptedModule", "Pair", "modules_of", "modules_of_rules"]
 
 Pair = tuple[Array, Array]
-"""A and B."""
+"""A [in, rank] and B [rank, out] of an adapter."""
 
 _PROBE = 1_000_003
-"""Rank that no output size equals, to see where an operation puts the rank's axis."""
+"""Number of inputs unlike any number of outputs, to find the inputs' axis after an operation."""
 
 
 @dataclass(frozen=True)
 class AdaptedModule:
-    """PEFT module and the kernels of ours that it stands for.
+    """PEFT module and the kernels of our model that its weight holds.
 
     Attributes:
-        name: of the module, such as "model.layers.0.self_attn.q_proj".
+        name: name of the module, such as "model.layers.0.self_attn.q_proj".
         kernels: paths of our kernels.
-        sizes: outputs of each kernel.
+        sizes: number of outputs of each kernel.
         inputs: number of inputs, the same for all kernels.
-        rule: between the kernels and the module's weight.
-        inputs_first: the module keeps its weight [in, out], as GPT-2's do.
-        refusal: why PEFT can't give it adapters; None: it can.
+        rule: conversion rule between the kernels and the module's weight.
+        inputs_first: whether the module stores its weight [in, out], as in GPT-2.
+        refusal: why PEFT can't adapt the module; None: it can.
     """
 
     name: str
@@ -61,10 +61,10 @@ class AdaptedModule:
         return sum(self.sizes)
 
     def to_peft(self, pairs: Sequence[Pair | None]) -> Pair:
-        """Return `lora_A.weight` and `lora_B.weight` of a module, from a pair for each kernel.
+        """Return `lora_A.weight` and `lora_B.weight` of the module, made from the kernels' pairs.
 
         Args:
-            pairs: None for a kernel without adapters; the module then gets zeros for it.
+            pairs: A and B of each kernel; None for a kernel without adapters, which becomes zeros.
         """
         pairs = _in_one_dtype(pairs)
         present = [pair for pair in pairs if pair is not None]
@@ -83,13 +83,13 @@ class AdaptedModule:
         return np.ascontiguousarray(np.concatenate(downs, axis=1).T), np.ascontiguousarray(up)
 
     def from_peft(self, down: Array, up: Array, rank: int) -> list[Pair]:
-        """Return a pair for each kernel, from `lora_A.weight` and `lora_B.weight`.
+        """Return A and B of each kernel, made from `lora_A.weight` and `lora_B.weight`.
 
         Args:
-            down: [rank of the module, in].
-            up: [out, rank of the module].
-            rank: the adapters' usual rank. A block-diagonal B that has this rank once for each of
-                several kernels is split into its blocks again.
+            down: `lora_A.weight`, [rank of the module, in].
+            up: `lora_B.weight`, [out, rank of the module].
+            rank: the adapters' usual rank. If `up` is block-diagonal with a block of this rank for
+                each kernel, each kernel gets its block; otherwise all kernels share A.
         """
         tensor = up.T if self.inputs_first else up
         ups = self.rule.op.from_hf([tensor])
@@ -103,7 +103,7 @@ class AdaptedModule:
 
 
 def _in_one_dtype(pairs: Sequence[Pair | None]) -> list[Pair | None]:
-    """Return pairs in one dtype: their own, or a float that holds all of theirs."""
+    """Return pairs cast to one dtype: their common one, or a float that holds all their values."""
     dtypes = {part.dtype for pair in pairs if pair is not None for part in pair}
     if len(dtypes) == 1:
         return list(pairs)
@@ -117,12 +117,12 @@ def modules_of(config: object, kernels: Mapping[str, Shape], *, path: str) -> li
     """Return every module that can have adapters, in the order of the family's rules.
 
     Args:
-        config: of the model.
+        config: config of the model.
         kernels: shape of every kernel that can have adapters, by path.
-        path: what is being converted, for the error.
+        path: name of the conversion, for the error.
 
     Raises:
-        ConversionError: the model is of no family, so that nobody else knows its modules' names.
+        ConversionError: the model is of no family, so that its modules have no names in PEFT.
     """
     if not isinstance(config, DecoderConfig):
         raise ConversionError(
@@ -160,7 +160,7 @@ def modules_of_rules(rules: Sequence[Rule], kernels: Mapping[str, Shape]) -> lis
 
 
 def _module(rule: Rule, shapes: Sequence[Shape]) -> AdaptedModule | None:
-    """Return the module of a rule's weight; None if PEFT has it not as one matrix."""
+    """Return the module of a rule's weight; None if the weight is not one matrix in PEFT."""
     sizes = tuple(outputs for _, outputs in shapes)
     if len(rule.tensors) != 1 or not rule.tensors[0].endswith(".weight"):
         return None

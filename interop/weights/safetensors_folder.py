@@ -1,4 +1,4 @@
-"""Weights in safetensors, in any store."""
+"""Weights in safetensors files of a folder in any store."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["SafetensorsFolder"]
 
 
 class SafetensorsFolder:
-    """Tensors of a folder's safetensors files; any box of one can be read alone."""
+    """Source of the tensors in a folder's safetensors files; boxes of tensors can be read alone."""
 
     def __init__(self, files: WeightFiles) -> None:
-        """Read the headers.
+        """Read the files' headers.
 
         Raises:
             NotFoundError: a file is not there.
-            CorruptionError: a file is not what its header says.
-            ConversionError: a tensor is in two files, or not in the one that the index names, or
-                of a dtype that NumPy does not have.
+            CorruptionError: a file contradicts its header.
+            ConversionError: a tensor is in two files, or not in the file that the index names, or
+                has a dtype that NumPy lacks.
         """
         self._folder = files.folder
         self._headers: dict[str, SafetensorsHeader] = {}
@@ -57,22 +57,21 @@ class SafetensorsFolder:
         return tensor
 
     def rows(self, name: str, low: int, high: int) -> Array:
-        """Return some rows of a tensor."""
+        """Return the rows of a tensor from `low` up to, not including, `high`."""
         file = self._where[name]
         at, rel = self._folder.locate(file)
         tensor: Array = read_tensor(at, rel, name, header=self._headers[file], rows=(low, high))
         return tensor
 
     def cover(self, name: str, box: Box) -> Box:
-        """Return the box that a read of `box` takes: itself, or the whole rows that it lies in."""
+        """Return the box to read for `box`: itself, or whole rows where gaps are short."""
         return covering_box(self.shapes[name], self.dtypes[name].itemsize, box)
 
     def boxes(self, name: str, boxes: Sequence[Box]) -> list[Array]:
-        """Return boxes of a tensor; read their bytes alone, or those of the rows that they lie in.
+        """Return boxes of a tensor.
 
-        Some columns of a matrix are a short stretch of each row. Then the rows are read, in parts,
-        and only the columns are kept. Stretches with more than 1 MiB between them are read one by
-        one.
+        Only the boxes' byte ranges are read, and gaps of up to 1 MiB between them: to read some
+        columns of a matrix, whole rows are read in parts, and only the columns are kept.
         """
         file = self._where[name]
         at, rel = self._folder.locate(file)

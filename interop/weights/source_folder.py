@@ -1,4 +1,4 @@
-"""Folder of pretrained files, in any store: its names, and its small files whole."""
+"""Folder of a pretrained model in any store: the names of its files, and reads of small ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cairn.storage.store.uri import StoreURI, parse_uri
 __all__ = ["SourceFolder", "parse_json", "refuse_hub_options", "refuse_pointer"]
 
 _MAX_NESTING: Final = 100
-"""Most levels of a JSON file: no config has more, and recursion over deeper ones fails."""
+"""Most nested levels of a JSON file; configs have fewer, and deeper ones would break recursion."""
 _POINTER_START: Final = b"version https://git-lfs.github.com/"
 
 
@@ -29,7 +29,7 @@ class SourceFolder:
         self._names = [entry.name for entry in entries if not entry.is_dir]
         self._folders = {entry.name for entry in entries if entry.is_dir}
         if uri.scheme == "file":
-            # Links out of the folder are not in the listing.
+            # The store's listing omits links that lead out of the folder.
             at = Path(uri.local_path)
             self._names = sorted(p.name for p in at.iterdir() if p.is_file()) if at.is_dir() else []
 
@@ -42,10 +42,10 @@ class SourceFolder:
         return name in self._folders or any(file.startswith(f"{name}/") for file in self._names)
 
     def fetch(self, names: Sequence[str]) -> None:
-        """Make these files available; in a store they already are."""
+        """Do nothing: a store's files are available. `HubFolder` fetches them."""
 
     def locate(self, name: str) -> tuple[Files, str]:
-        """Return the file's real location, with links resolved."""
+        """Return the location of a file, with links resolved."""
         if self.uri.scheme != "file":
             return self._files, name
         real = Path(self.uri.local_path, name).resolve()
@@ -55,7 +55,7 @@ class SourceFolder:
         """Return the content of a small file; None if there is no such file.
 
         Raises:
-            ConversionError: a pointer of Git LFS lies in its place.
+            ConversionError: the file is a pointer of Git LFS, not the content.
         """
         if name not in self._names:
             return None
@@ -67,14 +67,14 @@ class SourceFolder:
 
 
 def refuse_hub_options(found: str, **options: object) -> None:
-    """Check that no hub argument is given where something else is loaded.
+    """Raise ArgumentError if an argument for the hub is passed but nothing is loaded from it.
 
     Args:
-        found: what is loaded, for the message.
-        **options: hub arguments by name; None and False count as not given.
+        found: description of what is loaded, for the message.
+        **options: the hub's arguments by name; None and False count as absent.
 
     Raises:
-        ArgumentError: one is given; it is named.
+        ArgumentError: an argument is passed; the message names it.
     """
     names = [name for name, value in options.items() if value]
     if names:
@@ -87,14 +87,14 @@ def refuse_hub_options(found: str, **options: object) -> None:
 
 
 def refuse_pointer(start: bytes, path: object) -> None:
-    """Check that a file is not the pointer that Git LFS leaves in place of one.
+    """Raise ConversionError if a file is a pointer of Git LFS in place of the content.
 
     Args:
-        start: the first bytes of the file, or all.
+        start: the file's first bytes, or all of it.
         path: the file, for the message.
 
     Raises:
-        ConversionError: it is.
+        ConversionError: the file is such a pointer.
     """
     if start.startswith(_POINTER_START):
         raise ConversionError(
@@ -106,10 +106,11 @@ def refuse_pointer(start: bytes, path: object) -> None:
 
 
 def parse_json(raw: bytes, path: str) -> dict[str, Any]:
-    """Parse a JSON object.
+    """Return a JSON object, parsed.
 
     Raises:
-        ConversionError: the bytes are none, or a key has two values, or it is nested too deep.
+        ConversionError: the bytes are no JSON object, a key occurs twice, or the nesting is too
+            deep.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -142,7 +143,7 @@ def _too_deep(path: str) -> ConversionError:
 
 
 def _is_deeper(data: object, levels: int) -> bool:
-    """Return whether JSON has more levels, counted without recursion."""
+    """Return whether parsed JSON has more than `levels` nested levels; without recursion."""
     level = [data]
     for _ in range(levels):
         level = [

@@ -1,8 +1,8 @@
-"""Leaves of a stored model as they are served: dequantized, adapters merged.
+"""Weights of a stored model with adapters merged and quantized weights dequantized.
 
-A model with adapters or quantized weights stores several leaves for one weight. Here they become
-one `Leaf` again, which computes its blocks from stored blocks. Only adapters and the scales of one
-weight are kept whole in memory.
+A model with adapters or quantized weights stores several leaves for one weight. A `ServedLeaf`
+computes blocks of the weight from stored blocks. Only the adapters and scales of one weight are
+held whole in memory.
 
 Source: arXiv 2106.09685 (adapters), arXiv 2305.14314 appendix E (nf4).
 """
@@ -39,7 +39,7 @@ _NF4: Final = np.array(
 
 
 class ServedLeaf(Protocol):
-    """A `Leaf` that knows how much memory its blocks need besides themselves."""
+    """A `Leaf` with the memory that `blocks` needs besides the yielded block."""
 
     @property
     def shape(self) -> Shape:
@@ -53,11 +53,11 @@ class ServedLeaf(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Most bytes that `blocks` holds besides the block that it yields."""
+        """Most bytes of memory that `blocks` needs besides the yielded block."""
         ...
 
     def blocks(self, max_bytes: int, *, transpose: bool, at: int | None = None) -> Iterator[Array]:
-        """Yield blocks; see `Leaf.blocks`."""
+        """Yield the weight's blocks; see `Leaf.blocks`."""
         ...
 
 
@@ -67,8 +67,8 @@ class AdapterLeaves:
 
     Attributes:
         rank: usual rank.
-        alpha: their output is scaled by alpha / rank.
-        pairs: A [in, rank] and B [rank, out], by the path of the kernel beside them.
+        alpha: the adapters' output is scaled by alpha / rank.
+        pairs: leaves of A [in, rank] and B [rank, out], by the path of the kernel beside them.
     """
 
     rank: int
@@ -76,7 +76,7 @@ class AdapterLeaves:
     pairs: Mapping[str, tuple[StoredLeaf, StoredLeaf]]
 
     def pair(self, kernel: str) -> tuple[Array, Array]:
-        """Read A and B of a kernel."""
+        """Return A and B of the kernel with this path, read into memory."""
         a, b = self.pairs[kernel]
         return a.whole(), b.whole()
 
@@ -84,12 +84,12 @@ class AdapterLeaves:
 def served_leaves(
     reader: CheckpointReader, item: str, infos: Mapping[str, LeafInfo]
 ) -> dict[str, ServedLeaf]:
-    """Return the weights of a stored model by path, adapters merged and none quantized.
+    """Return the weights of a stored model by path, adapters merged and all dequantized.
 
     Args:
-        reader: opened on the step.
-        item: the model's.
-        infos: its leaves, those of random streams left out.
+        reader: open reader of the step.
+        item: name of the model's item.
+        infos: the item's leaves, without those of random streams.
 
     Raises:
         ConversionError: parts of adapters or of quantized weights are missing or do not fit each
@@ -120,9 +120,9 @@ def adapters_of(
     """Return the adapters of a stored model; None if it has none.
 
     Args:
-        reader: opened on the step.
-        item: the model's.
-        infos: its leaves.
+        reader: open reader of the step.
+        item: name of the model's item.
+        infos: the item's leaves.
     """
     module = reader.meta().get("module")
     settings = module.get("lora") if isinstance(module, dict) else None
@@ -141,7 +141,7 @@ def adapters_of(
 
 
 def _dequantize(leaves: dict[str, ServedLeaf]) -> list[str]:
-    """Replace codes and scales by the weight that they encode; return what is wrong with them."""
+    """Replace codes and scales in `leaves` by dequantized weights; return a line per problem."""
     problems = []
     for path in [path for path in leaves if path.endswith(QUANTIZED)]:
         weight = path.removesuffix(QUANTIZED)
@@ -157,7 +157,7 @@ def _dequantize(leaves: dict[str, ServedLeaf]) -> list[str]:
 def _merge(
     leaves: dict[str, ServedLeaf], adapters: AdapterLeaves | None, infos: Mapping[str, LeafInfo]
 ) -> list[str]:
-    """Merge every adapter into the kernel beside it; return what is wrong with the others."""
+    """Replace kernels in `leaves` by merged ones; return a line for each unfit adapter."""
     pairs = {} if adapters is None else adapters.pairs
     paired = {f"{kernel}{end}" for kernel in pairs for end in (LORA_A, LORA_B)}
     problems = [
@@ -183,8 +183,8 @@ class StoredLeaf:
     """A leaf as it is stored.
 
     Attributes:
-        reader: opened on the step.
-        item: the model's.
+        reader: open reader of the step.
+        item: name of the model's item.
         info: path, shape and dtype of the leaf.
     """
 
@@ -204,7 +204,7 @@ class StoredLeaf:
         return self.info.dtype
 
     def blocks(self, max_bytes: int, *, transpose: bool, at: int | None = None) -> Iterator[Array]:
-        """Yield blocks; see `Leaf.blocks`."""
+        """Yield the leaf's blocks; see `Leaf.blocks`."""
         axes = [*range(len(self.shape))]
         if transpose:
             axes[-2:] = axes[:-3:-1]
@@ -226,9 +226,9 @@ class StoredLeaf:
 
 @dataclass(frozen=True)
 class _Dequantized:
-    """Quantized weight: its numbers are `codes * scale`, for 4 unsigned bits `nf4[codes] * scale`.
+    """Quantized weight: `codes * scale`, or `nf4[codes] * scale` for unsigned 4-bit codes.
 
-    Each entry of the scale belongs to a box of codes.
+    Each entry of the scale applies to a box of codes.
     """
 
     codes: ServedLeaf
@@ -295,7 +295,7 @@ class _Merged:
         most = min(max_bytes, _WORKING_BYTES)
         for rows, block in _rows(self.base.blocks(most, transpose=transpose), shape):
             change = (first[rows] @ second) * np.float32(self.scale)
-            with np.errstate(over="ignore", invalid="ignore"):  # whoever writes it counts them
+            with np.errstate(over="ignore", invalid="ignore"):  # the writer counts them
                 yield (block.astype(np.float32) + change).astype(self.dtype)
 
 
@@ -303,12 +303,12 @@ _WORKING_BYTES: Final = 8 << 20
 
 
 def _computing_bytes(dtype: np.dtype[Any]) -> int:
-    """Return the bytes to compute a block of `_WORKING_BYTES`: three of float32, and indices."""
+    """Return the bytes to compute a block of `_WORKING_BYTES`: float32 copies and indices."""
     return 4 * _WORKING_BYTES * max(1, 4 // dtype.itemsize)
 
 
 def _rows(blocks: Iterator[Array], shape: Shape) -> Iterator[tuple[slice, Array]]:
-    """Yield blocks with the rows that they cover; blocks within one row are joined."""
+    """Yield the rows of a block, and the block; blocks within one row are joined first."""
     row, at, parts = math.prod(shape[1:]), 0, []
     for block in blocks:
         parts.append(block.reshape(-1))

@@ -1,7 +1,7 @@
 """Text model of a multimodal repository: its config, and its tensors under their own names.
 
-Multimodal models are a text model behind an encoder: config.json has the former's config
-as `text_config`, and its tensors have names below `language_model`.
+A multimodal model is a text model behind an encoder. config.json holds the text model's config as
+`text_config`, and the names of its tensors begin with or contain `language_model`.
 
 Source: transformers `conversion_mapping.py`, "llava", which most such models share.
 """
@@ -26,8 +26,10 @@ from cairn.interop.weights.weight_source import RowSource
 __all__ = ["RenamedTensors", "has_text_model", "is_headless", "text_config", "text_tensors"]
 
 _WHOLE: Final = ("gemma3", "internvl", "llava", "llava_next", "mistral3")
-"""Models whose text model, alone, computes the same from text, as tests check. Not all do:
-Aya Vision does not scale its logits as Command R does, and PaliGemma attends to later tokens.
+"""Model types whose text model alone computes the same from text; tests check this.
+
+It is not so for all: Aya Vision does not scale its logits as Command R does, and PaliGemma attends
+to later tokens.
 """
 
 _TEXT_CONFIG: Final = "text_config"
@@ -35,7 +37,7 @@ _INHERITED: Final = (
     *("bos_token_id", "eos_token_id", "pad_token_id"),
     *("dtype", "quantization_config", "torch_dtype"),
 )
-"""Keys that stand beside the parts' configs and hold for all parts."""
+"""Keys beside the parts' configs that apply to all parts."""
 
 _TIED: Final = "tie_word_embeddings"
 
@@ -49,7 +51,7 @@ _HEAD: Final = re.compile(r"(language_model\.)?(lm_head\..*)")
 
 @dataclass(frozen=True)
 class RenamedTensors:
-    """Some tensors of a source, under other names.
+    """Source of some tensors of another source, under other names.
 
     Attributes:
         weights: the source.
@@ -74,11 +76,11 @@ class RenamedTensors:
         return self.weights.read(self.names[name])
 
     def rows(self, name: str, low: int, high: int) -> Array:
-        """Return some rows of a tensor."""
+        """Return the rows of a tensor from `low` up to, not including, `high`."""
         return self.weights.rows(self.names[name], low, high)
 
     def cover(self, name: str, box: Box) -> Box:
-        """Return the box that a read of a tensor's box takes."""
+        """Return the box that the source reads for `box`."""
         return self.weights.cover(self.names[name], box)
 
     def boxes(self, name: str, boxes: Sequence[Box]) -> list[Array]:
@@ -87,7 +89,7 @@ class RenamedTensors:
 
 
 def has_text_model(data: Mapping[str, Any]) -> bool:
-    """Return whether config.json has a text model and more, and is not of a class of ours."""
+    """Return whether a config.json has a `text_config` and is not of a class defined here."""
     is_own = data.get("model_type") in AutoEasyDeLConfig.known_model_types()
     return isinstance(data.get(_TEXT_CONFIG), Mapping) and not is_own
 
@@ -96,12 +98,12 @@ def text_config(data: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Return the config.json of the text model alone.
 
     Args:
-        data: of the whole.
-        path: of the file, for messages.
+        data: content of the multimodal model's config.json.
+        path: the file, for messages.
 
     Raises:
-        ConfigError: the text model is not known to compute the same as the whole does from text, or
-            its family is unknown.
+        ConfigError: the model is not one of those whose text model computes the same alone, or the
+            text model's family is unknown.
     """
     if data.get("model_type") not in _WHOLE:
         raise ConfigError(
@@ -131,20 +133,20 @@ def text_config(data: Mapping[str, Any], path: str) -> dict[str, Any]:
 def is_headless(weights: RowSource) -> bool:
     """Return whether a text model has no head tensor: then the embedding is its head.
 
-    config.json can't tell: which of its two nested configs says so has changed over time.
+    config.json is no help: versions of transformers put `tie_word_embeddings` in different places.
     """
     return not any(_HEAD.fullmatch(name) for name in weights.shapes)
 
 
 def text_tensors(weights: RowSource, path: str) -> RenamedTensors:
-    """Return the text model's tensors under the names that they have in a model of their own.
+    """Return the text model's tensors, with the names that a plain text model would have.
 
     Args:
-        weights: of the whole.
-        path: of the folder, for messages.
+        weights: source of the multimodal model's tensors.
+        path: the folder, for messages.
 
     Raises:
-        ConversionError: there are none, or they are named in two ways.
+        ConversionError: there are no such tensors, or their names have both prefixes.
     """
     prefixes = {
         prefix for prefix in _PREFIXES for name in weights.shapes if name.startswith(prefix)

@@ -1,7 +1,7 @@
 """Weights of `torch.save`: `pytorch_model.bin`, or the shards of its index.
 
-Such a file is a pickle, and a pickle can run code. The one loader used here knows tensors alone and
-runs nothing: `torch.load(weights_only=True)`. What it refuses is refused here.
+Such a file is a pickle, and a pickle can run code. Files are only loaded with
+`torch.load(weights_only=True)`, which builds nothing but tensors and plain containers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cairn.storage.store.uri import parse_uri
 __all__ = ["TorchFolder"]
 
 _OLDEST = "2.10"
-"""Oldest safe release: before it, a file could corrupt memory even so (CVE-2026-24747)."""
+"""Oldest safe release of torch: before it, a file could corrupt memory (CVE-2026-24747)."""
 _ZIP_START = b"PK\x03\x04"
 _RECORD = re.compile(r"[^/]+/data/[^/]+")
 """Entries of torch's zip files that hold the numbers of a tensor."""
@@ -40,10 +40,10 @@ _DTYPES = {dtype.name: dtype for dtype in DTYPES.values()}
 
 
 class TorchFolder:
-    """Tensors of a folder's `.bin` files.
+    """Source of the tensors in a folder's `.bin` files.
 
-    Files that torch has written since 1.6 (2020) are mapped into memory: a tensor takes memory when
-    it is read. Older ones are read whole. Files of a store are first copied to the local disk.
+    Files that torch has written since 1.6 (2020) are memory-mapped: a tensor takes memory when it
+    is read. Older files are read whole. A store's files are first copied to the local disk.
     """
 
     def __init__(self, files: WeightFiles) -> None:
@@ -52,8 +52,8 @@ class TorchFolder:
         Raises:
             ArgumentError: torch is not installed, or too old to be safe.
             NotFoundError: a file is not there.
-            ConversionError: a file holds more than tensors, or is cut short; or a tensor is in two
-                files, or not in the one that the index names.
+            ConversionError: a file has more than tensors, or is cut short; or a tensor is in two
+                files, or not in the file that the index names.
         """
         self._torch = _torch()
         files.folder.fetch(files.names)
@@ -78,11 +78,11 @@ class TorchFolder:
         return self._array(name, self._tensors[name])
 
     def rows(self, name: str, low: int, high: int) -> Array:
-        """Return some rows of a tensor."""
+        """Return the rows of a tensor from `low` up to, not including, `high`."""
         return self._array(name, self._tensors[name][low:high])
 
     def cover(self, name: str, box: Box) -> Box:
-        """Return the box itself: reading it touches no other pages of the mapped file."""
+        """Return the box itself: the file is memory-mapped, so nothing else is read."""
         return box
 
     def boxes(self, name: str, boxes: Sequence[Box]) -> list[Array]:
@@ -91,28 +91,28 @@ class TorchFolder:
 
     def _array(self, name: str, tensor: Any) -> Array:
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        # NumPy's bfloat16 is unknown to torch: the bytes go over.
+        # torch does not know NumPy's bfloat16, so the bytes are viewed as it.
         flat = plain.reshape(-1).view(self._torch.uint8).numpy()
         array: Array = np.array(flat).view(self.dtypes[name]).reshape(tuple(tensor.shape))
         return array
 
     def _open(self, folder: SourceFolder, name: str) -> dict[str, Any]:
         at, rel = folder.locate(name)
-        at.stat(rel)  # says what is not there
+        at.stat(rel)  # raises NotFoundError
         shown = f"{folder.uri}/{name}"
         if at.uri.scheme == "file":
             return _tensors(self._torch, Path(at.uri.local_path, rel), shown)
-        # Mapped into memory: once open, the file's name may go.
+        # The file stays mapped after its name is removed.
         with tempfile.TemporaryDirectory() as local:
             at.copy(rel, open_files(parse_uri(local)), name)
             return _tensors(self._torch, Path(local, name), shown)
 
 
 def _tensors(torch: Any, path: Path, shown: str) -> dict[str, Any]:
-    """Return the tensors of one file.
+    """Return the tensors of one file, by name.
 
     Raises:
-        ConversionError: it holds anything else, or can't be read.
+        ConversionError: the file has anything but tensors, or can't be read.
     """
     with path.open("rb") as stream:
         start = stream.read(64)
@@ -123,7 +123,7 @@ def _tensors(torch: Any, path: Path, shown: str) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", mmap=zipped, weights_only=True)
     except MemoryError:
         raise
-    except Exception as exc:  # a file may make the loader fail in any way
+    except Exception as exc:  # a broken file can make the loader raise anything
         raise ConversionError(
             path=shown,
             expected="tensors, as torch.save writes a state_dict, and nothing that can run code",
@@ -168,7 +168,7 @@ def _record_sizes(path: Path) -> Counter[int]:
         entries = archive.infolist()
     if len({entry.filename for entry in entries}) != len(entries):
         raise ValueError("two entries of one name")
-    # They are mapped as they lie.
+    # Compressed or encrypted entries can't be memory-mapped.
     packed = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
     if packed:
         raise ValueError(f"compressed entries: {', '.join(packed[:3])}")
@@ -176,15 +176,18 @@ def _record_sizes(path: Path) -> Counter[int]:
 
 
 def _check_sizes(tensors: Mapping[str, Any], sizes: Counter[int] | int, shown: str) -> None:
-    """Check that no tensor is longer than its bytes in the file: the loader trusts the file.
+    """Raise ConversionError if a tensor is longer than its bytes in the file.
+
+    torch's loader does not check it.
 
     Args:
-        tensors: of a file.
-        sizes: of the zip file's entries; or of the file, if it is no zip file.
+        tensors: tensors of the file, by name.
+        sizes: how many entries of the zip file have each size in bytes; or the file's size in
+            bytes, if it is no zip file.
         shown: the file, for messages.
 
     Raises:
-        ConversionError: a tensor is.
+        ConversionError: a tensor is longer.
     """
     storages = {
         storage.data_ptr(): storage.nbytes()

@@ -1,4 +1,4 @@
-"""The files of a folder that hold its weights, and the file of each tensor."""
+"""Files of a folder that hold a model's weights, and the file of each tensor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BIN_INDEX_FILE = "pytorch_model.bin.index.json"
 BIN_FILE = "pytorch_model.bin"
 
 _PART = re.compile(r"(?!\.{1,2}$)[^/\\\x00-\x1f]{1,255}")
-"""Part of a relative path: names that stay in the folder, never "." or ".."."""
+"""Pattern of a part of a relative path that stays in the folder: never "." or ".."."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,11 @@ class WeightFiles:
     """Files that together hold a model's weights.
 
     Attributes:
-        folder: where they are.
-        names: of the files.
-        promised: tensor -> file, as an index says; nothing without one.
-        dispensable: regular expressions of tensors that follow from others. An index may promise
-            them though no file has them: converters drop copies of tied weights, and keep the
-            index.
+        folder: the folder with the files.
+        names: names of the files.
+        promised: tensor -> file, from the index; empty without an index.
+        dispensable: regular expressions of tensors that may be missing though the index names them:
+            converters drop copies of tied weights, but keep the index.
     """
 
     folder: SourceFolder
@@ -49,10 +48,10 @@ class WeightFiles:
         """Return the file of each tensor.
 
         Args:
-            contents: file -> names of the tensors that it really holds.
+            contents: file -> names of the tensors in it.
 
         Raises:
-            ConversionError: a tensor is in two files, or not in the one that the index names; all
+            ConversionError: a tensor is in two files, or not in the file that the index names; all
                 are listed.
         """
         where: dict[str, str] = {}
@@ -88,19 +87,19 @@ class WeightFiles:
 def find_weight_files(
     folder: SourceFolder, *, single: str, index: str, dispensable: tuple[str, ...] = ()
 ) -> WeightFiles | None:
-    """Find the file of a folder that holds all weights, or the shards that its index names.
+    """Return the files that hold a folder's weights: the single file, or the shards of an index.
 
-    If the single file exists and the index's shards do not, the index is ignored: it is of an
-    earlier save, and transformers ignores it too.
+    If the single file exists and the index's shards do not, the index is ignored, as in
+    transformers: it is left from an earlier save.
 
     Args:
-        folder: to look in.
+        folder: the folder of the model.
         single: name of the single file.
         index: name of the index.
         dispensable: as in `WeightFiles`.
 
     Returns:
-        None if neither is there.
+        The files; None if there is neither a single file nor an index.
 
     Raises:
         ConversionError: the index can't be read, or both its shards and the single file exist.
@@ -123,7 +122,7 @@ def find_weight_files(
 
 
 def _promised(raw: bytes, path: str, ending: str) -> dict[str, str]:
-    """Return the index's file of each tensor."""
+    """Return the file of each tensor, parsed from an index."""
     mapping = parse_json(raw, path).get("weight_map")
     files = mapping if isinstance(mapping, dict) else {}
     bad = [name for name in files.values() if not isinstance(name, str)]

@@ -1,4 +1,4 @@
-"""Protocols of pretrained weights: tensors, and boxes of them, read when asked for."""
+"""Protocols of sources of pretrained weights, which read tensors, and boxes of them, by name."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cairn.interop.conversion.ops import Array, Shape
 __all__ = ["QuantizedTensor", "RowSource", "WeightSource", "equal_tensors"]
 
 _COMPARED_ELEMENTS = 4 << 20
-"""Elements of two tensors that are compared at a time."""
+"""Number of elements that `equal_tensors` compares at a time."""
 
 
 class WeightSource(Protocol):
-    """Tensors by name."""
+    """Source of tensors by name."""
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
@@ -28,27 +28,28 @@ class WeightSource(Protocol):
 
     @property
     def dtypes(self) -> Mapping[str, np.dtype[Any]]:
-        """Dtype that `read` gives each tensor."""
+        """Dtype of each tensor that `read` returns."""
         ...
 
     def read(self, name: str) -> Array:
-        """Return a whole tensor, as a copy of its own."""
+        """Return a whole tensor in memory of its own, which the caller may change."""
         ...
 
     def cover(self, name: str, box: Box) -> Box:
-        """Return the box that a read of a tensor's box takes."""
+        """Return the box of the tensor that `boxes` reads in order to return `box`."""
         ...
 
     def boxes(self, name: str, boxes: Sequence[Box]) -> list[Array]:
-        """Return boxes of a tensor, none of them empty; read what several share only once.
+        """Return boxes of a tensor; elements that several boxes share are read only once.
 
-        They may be views of one array, which nobody else uses.
+        No box may be empty. The returned arrays may be views of one array, which only the caller
+        uses.
         """
         ...
 
 
 class RowSource(WeightSource, Protocol):
-    """Tensors whose rows can be read alone."""
+    """Source whose tensors' rows can be read alone."""
 
     def rows(self, name: str, low: int, high: int) -> Array:
         """Return the rows of a tensor from `low` up to, not including, `high`."""
@@ -57,14 +58,14 @@ class RowSource(WeightSource, Protocol):
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """A tensor of the plain model, and the stored ones that it is made of.
+    """Tensor that is computed from quantized stored tensors.
 
     Attributes:
-        name: in the plain model.
-        parts: names of the stored ones; the plain model has none of them.
-        shape: of the plain one.
-        fill: dequantizes a source's tensors into an array of that shape, of any floating dtype.
-            It computes in float32, and raises FloatingPointError if scales are not finite.
+        name: name of the dequantized tensor.
+        parts: names of the stored tensors, which the dequantized model does not have.
+        shape: shape of the dequantized tensor.
+        fill: fills an array of that shape and any floating dtype from a source's tensors. It
+            computes in float32, and raises FloatingPointError if scales are not finite.
     """
 
     name: str
@@ -74,14 +75,14 @@ class QuantizedTensor:
 
 
 def equal_tensors(weights: RowSource, first: str, second: str) -> bool:
-    """Return whether two tensors have the same values; read them a few rows at a time."""
+    """Return whether two tensors have the same values; a few rows are read at a time."""
     shape = weights.shapes[first]
     if shape != weights.shapes[second] or not shape:
         return False
     step = max(1, _COMPARED_ELEMENTS // max(1, math.prod(shape[1:])))
     for low in range(0, shape[0], step):
         high = min(low + step, shape[0])
-        # float64 holds every stored number as it is.
+        # float64 represents every stored number exactly.
         ones, others = (
             weights.rows(name, low, high).astype(np.float64) for name in (first, second)
         )

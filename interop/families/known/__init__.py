@@ -1,1 +1,1 @@
-"""The families, a file for each, named by its `model_type`: what is here is known everywhere."""
+"""The families: one module for each, named by its `model_type`."""

@@ -1,4 +1,4 @@
-"""Command R and Aya 23: attention and MLP of one norm, neighbouring dimensions turn together.
+"""Command R and Aya 23: attention and MLP share a norm; neighbouring dimensions are rotated.
 
 Source: transformers `CohereConfig`, `CohereForCausalLM`.
 """
@@ -33,7 +33,10 @@ _PAIRS = {
 
 
 def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of a GGUF file; as in llama.cpp, its layer count decides on head norms."""
+    """Return keys of config.json for a GGUF file; heads are normalised from a number of layers on.
+
+    llama.cpp decides by the number of layers too.
+    """
     refuse_own_head(content, "command-r")
     return {
         "logit_scale": data.get("logit_scale") or 1.0,

@@ -1,4 +1,4 @@
-"""Command R7B and Command A: of four layers three have a window and rotary positions, one neither.
+"""Command R7B and Command A: three of four layers have a window and rotary positions.
 
 Source: transformers `Cohere2Config`, `Cohere2ForCausalLM`; llama.cpp's `cohere2`.
 """

@@ -1,4 +1,4 @@
-"""Falcon 7B, 40B, 180B and 11B: queries, keys and values fused, attention and MLP side by side.
+"""Falcon 7B, 40B, 180B and 11B: fused queries, keys and values; parallel attention and MLP.
 
 Source: transformers `FalconConfig`, `FalconForCausalLM`; arXiv 2311.16867.
 """
@@ -115,7 +115,7 @@ FAMILY = Family(
         carried=frozenset({"apply_residual_connection_post_layernorm", "ff_factor"}),
         read=_read,
         write=_write,
-        nulls=frozenset({"multi_query", "parallel_attn"}),  # of which none is one
+        nulls=frozenset({"multi_query", "parallel_attn"}),  # null means False; absent, True
     ),
     _names,
     GGUFForm(
@@ -124,7 +124,7 @@ FAMILY = Family(
         sizes=gguf_sizes(intermediate_size="ffn_hidden_size", layer_norm="layer_norm_epsilon"),
         flags={"bias": "blk.0.attn_qkv.bias"},
         only={"tensor_data_layout": ("jploski",)},
-        fixed={"new_decoder_architecture": True},  # which says its groups and norms
+        fixed={"new_decoder_architecture": True},  # decides on groups and norms
         read=lambda content, data: {
             "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in content.shapes else 1
         },

@@ -22,7 +22,7 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
         "attention_out_bias": options["attention_bias"],
         "embedding_scale": math.sqrt(options["hidden_size"]),
     }
-    if data.get("hidden_act") == "gelu":  # of the first files; the approximation was meant
+    if data.get("hidden_act") == "gelu":  # in the first files, which mean "gelu_tanh"
         changes["hidden_act"] = "gelu_tanh"
     return changes
 

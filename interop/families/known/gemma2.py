@@ -1,4 +1,4 @@
-"""Gemma 2: every other layer has a window, norms on both sides, soft caps.
+"""Gemma 2: windows in every other layer, norms before and after attention and MLP, soft caps.
 
 Source: transformers `Gemma2Config`, `Gemma2ForCausalLM`; arXiv 2408.00118.
 """
@@ -28,7 +28,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scale of queries, which files do not state; it differs in the 27B model."""
+    """Return the key for the scale of queries, which files lack; the 27B model has another one."""
     whole = data["num_hidden_layers"] != 46
     each = data["hidden_size"] // data["num_attention_heads"]
     return {"query_pre_attn_scalar": data["head_dim"] if whole else each}

@@ -1,4 +1,4 @@
-"""Gemma 3, its text model: five layers with a window and their own rotary positions, one without.
+"""Gemma 3's text model: five of six layers have a window and rotary positions of their own.
 
 Source: transformers `Gemma3TextConfig`, `Gemma3ForCausalLM`; arXiv 2503.19786.
 """
@@ -55,7 +55,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a GGUF file's windows, rotary options, and scale of queries, which differs at 27B."""
+    """Return a GGUF file's windows, rotary keys, and scale of queries, which differs at 27B."""
     layers, local = data["num_hidden_layers"], content.metadata.get(GGUF_WINDOW_BASE)
     each = data["hidden_size"] // data["num_attention_heads"]
     windowed = gguf_window_layers(content, layers, _PATTERN)

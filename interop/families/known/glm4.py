@@ -1,4 +1,4 @@
-"""GLM-4 of 2025: norms on both sides, half of each head turns, neighbouring dimensions together.
+"""GLM-4 of 2025: norms before and after; half of each head is rotated, in neighbouring pairs.
 
 Source: transformers `Glm4Config`, `Glm4ForCausalLM`.
 """
@@ -39,7 +39,7 @@ FAMILY = Family(
         ),
         fixed={"block": "sandwich"},
         rotary_fraction=("partial_rotary_factor", 0.5),
-        nulls=frozenset({"partial_rotary_factor"}),  # of which all of each head turns
+        nulls=frozenset({"partial_rotary_factor"}),  # null: whole heads are rotated
     ),
     Names(
         layer_names={

@@ -1,4 +1,4 @@
-"""GLM-4.5, 4.6 and 4.7: experts chosen as DeepSeek V3 does, half of each head turns.
+"""GLM-4.5, 4.6 and 4.7: experts chosen as in DeepSeek V3; half of each head is rotated.
 
 The layers that predict further tokens (`num_nextn_predict_layers`) are left out, as transformers
 leaves them out. Source: transformers `Glm4MoeConfig`, `Glm4MoeForCausalLM`; arXiv 2508.06471.
@@ -60,7 +60,7 @@ FAMILY = Family(
         carried=frozenset({"num_mtp_layers", "num_nextn_predict_layers", "output_router_logits"}),
         read=_read,
         write=lambda config: write_experts(config) | {"use_qk_norm": config.qk_norm is not None},
-        nulls=frozenset({"partial_rotary_factor"}),  # of which all of each head turns
+        nulls=frozenset({"partial_rotary_factor"}),  # null: whole heads are rotated
         kinds={"use_qk_norm": FLAG},
     ),
     lambda config: without_further_tokens(_NAMES, config),

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, LayerNorm, weights that lie [in, out] as ours do.
+"""GPT-2: learned positions, LayerNorm; weights are stored [in, out], as our leaves are.
 
 Source: transformers `GPT2Config`, `GPT2LMHeadModel`.
 """

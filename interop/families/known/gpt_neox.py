@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: attention and MLP side by side, queries, keys and values fused by head.
+"""GPT-NeoX and Pythia: parallel attention and MLP; queries, keys and values fused head by head.
 
 Source: transformers `GPTNeoXConfig`, `GPTNeoXForCausalLM`; arXiv 2204.06745.
 """

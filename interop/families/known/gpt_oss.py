@@ -38,7 +38,10 @@ _YARN = {
 }
 """Rotary scaling that transformers assumes for a file without any."""
 _CUT = "rope.scaling.yarn_truncate"
-"""Key of ours: YaRN cuts its bounds, as llama.cpp always does, and no published model."""
+"""Key that only our files have: YaRN rounds its bounds.
+
+llama.cpp always rounds them; published models don't.
+"""
 
 
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +75,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _experts(config: DecoderConfig, block: str, prefix: str) -> list[Rule]:
-    """Return the experts' rules: one tensor for all, [experts, in, out], gates and ups by turns."""
+    """Return the experts' rules: one tensor [experts, in, out], with gates and ups alternating."""
     return [
         Rule(
             tuple(f"{block}/mlp/experts/{name}/{leaf}" for name in ("gate_proj", "up_proj")),
@@ -87,7 +90,7 @@ def _experts(config: DecoderConfig, block: str, prefix: str) -> list[Rule]:
 
 
 def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of a GGUF file: a window in every other layer, and bounds of YaRN as said."""
+    """Return a GGUF file's keys of config.json: windows, and whether YaRN rounds its bounds."""
     rope = data["rope_parameters"]
     if rope["rope_type"] == "yarn":
         rope = {**rope, "truncate": content.metadata.get(_CUT, False)}
@@ -142,7 +145,7 @@ FAMILY = Family(
         },
         flags={"attention_bias": "blk.0.attn_q.bias"},
         also_read=frozenset({"attention.sliding_window_pattern", "feed_forward_length", _CUT}),
-        only={"expert_gating_func": (3,)},  # the softmax of those that are chosen
+        only={"expert_gating_func": (3,)},  # softmax over the chosen experts
         read=_read_gguf,
         write=_write_gguf,
         engine=Engine({"attention_bias": (True,)}, needs_head=True, windows=True, wide_heads=True),

@@ -54,7 +54,7 @@ FAMILY = Family(
             "residual_scale": "residual_multiplier",
         },
         flags={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"},
-        only={"rope.scaling.finetuned": (True,)},  # of this architecture: whether heads turn
+        only={"rope.scaling.finetuned": (True,)},  # here: has rotary positions
         engine=LLAMA_ENGINE,
     ),
 )

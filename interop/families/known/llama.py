@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and what shares their form (SmolLM2, TinyLlama, ...).
+"""Llama 2 and 3, and models of the same form (SmolLM2, TinyLlama, ...).
 
 Sources: transformers `LlamaConfig` and `LlamaForCausalLM`; llama.cpp's GGUF specification.
 """
@@ -14,7 +14,7 @@ from cairn.interop.families.names import Names
 
 
 def _plain(content: GGUFContent) -> bool:
-    """Return whether a file is Llama's: no experts, as Mixtral's, and no windows."""
+    """Return whether a file is Llama's: it has neither experts, as Mixtral's have, nor windows."""
     said = content.metadata
     return not said.get("expert_count") and not said.get("attention.sliding_window")
 

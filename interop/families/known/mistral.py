@@ -1,4 +1,4 @@
-"""Mistral 7B, Nemo, Small and what shares their form: Llama with a window, which may be absent.
+"""Mistral 7B, Nemo, Small and models of the same form: Llama with an optional window.
 
 Source: transformers `MistralConfig`, `MistralForCausalLM`.
 """

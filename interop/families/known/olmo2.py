@@ -1,4 +1,4 @@
-"""OLMo 2: what attention and MLP add is normalised, and all queries of a token together.
+"""OLMo 2: norms on the outputs of attention and MLP, and over all queries of a token.
 
 Source: transformers `Olmo2Config`, `Olmo2ForCausalLM`; arXiv 2501.00656.
 """

@@ -1,6 +1,6 @@
-"""OLMo 3: OLMo 2 with a window in three layers of four, which keep their rotary positions.
+"""OLMo 3: OLMo 2 with a window in three of four layers.
 
-Those of the layers without a window are what is stretched for long texts.
+For long texts only the rotary positions of layers without a window are scaled.
 
 Source: transformers `Olmo3Config`, `Olmo3ForCausalLM`; llama.cpp's `olmo2`.
 """
@@ -56,7 +56,7 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rotary options: only layers without a window are scaled."""
+    """Return a GGUF file's windows and rotary keys; only layers without a window are scaled."""
     rope = data["rope_parameters"]
     base = content.metadata.get(GGUF_WINDOW_BASE, rope["rope_theta"])
     return {

@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5 and Phi-4: fused projections; the small Phi-4 turns three quarters of each head.
+"""Phi-3, Phi-3.5 and Phi-4: fused projections; the small Phi-4 rotates three quarters of a head.
 
 Source: transformers `Phi3Config`, `Phi3ForCausalLM`.
 """

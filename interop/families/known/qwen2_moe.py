@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-MoE: Qwen2 with many experts, and one that every token goes through.
+"""Qwen1.5-MoE and Qwen2-MoE: Qwen2 with many experts, and a shared one that every token uses.
 
 Source: transformers `Qwen2MoeConfig`, `Qwen2MoeForCausalLM`.
 """

@@ -1,4 +1,4 @@
-"""SmolLM3: one layer of four has no rotary positions; those may have a window.
+"""SmolLM3: one of four layers has no rotary positions; the others may have a window.
 
 Source: transformers `SmolLM3Config`, `SmolLM3ForCausalLM`.
 """
@@ -22,7 +22,11 @@ _INTERVAL = 4
 
 
 def _without_rope(data: Mapping[str, Any], count: int) -> tuple[int, ...]:
-    """Return the layers without rotary positions."""
+    """Return the numbers of the layers without rotary positions.
+
+    Raises:
+        ConfigError: the keys that list them are missing or wrong.
+    """
     turning, interval = data.get("no_rope_layers"), data.get("no_rope_layer_interval", _INTERVAL)
     if turning is None and isinstance(interval, int) and interval > 0:
         return tuple(range(interval - 1, count, interval))

@@ -1,4 +1,4 @@
-"""StableLM: LayerNorm, a quarter of each head turns, queries and keys perhaps normalised by head.
+"""StableLM: LayerNorm; a quarter of each head is rotated; queries and keys may have norms by head.
 
 Source: transformers `StableLmConfig`, `StableLmForCausalLM`.
 """
@@ -48,7 +48,7 @@ FAMILY = Family(
         gguf_names(),
         sizes=gguf_sizes(layer_norm="layer_norm_eps"),
         flags={"qk_layernorm": "blk.0.attn_q_norm.weight", "use_qkv_bias": "blk.0.attn_q.bias"},
-        # The key is true in files of models whose config.json did not say: the norm decides.
+        # Some files have the key set wrongly to true: the norm's tensor decides.
         also_read=frozenset({"use_parallel_residual"}),
         read=lambda content, data: {
             "use_parallel_residual": "blk.0.ffn_norm.weight" not in content.shapes

@@ -1,4 +1,4 @@
-"""StarCoder2: LayerNorm, biases everywhere, an MLP without a gate, perhaps a window in all layers.
+"""StarCoder2: LayerNorm, biases everywhere, an MLP without a gate, perhaps a window.
 
 Source: transformers `Starcoder2Config`, `Starcoder2ForCausalLM`; arXiv 2402.19173.
 """
@@ -42,7 +42,7 @@ FAMILY = Family(
         },
     ),
     Names(layer_names={"mlp/up_proj": "mlp.c_fc", "mlp/down_proj": "mlp.c_proj"}),
-    # llama.cpp demands the biases, and heads that are as wide as the model; it has no window.
+    # llama.cpp requires biases, and heads of size width / heads; it has no window here.
     GGUFForm(
         "starcoder2", gguf_names(), sizes=gguf_sizes(layer_norm="norm_epsilon"), head_dim=None
     ),

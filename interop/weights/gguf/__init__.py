@@ -1,1 +1,1 @@
-"""GGUF files: read, written, and their tokenizers."""
+"""Reader and writer of GGUF files, and of the tokenizers in them."""

@@ -38,7 +38,7 @@ _ALIGNMENT = "general.alignment"
 _LEAST_ALIGNMENT = 8
 _TEMPLATE = "tokenizer.chat_template"
 _ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-"""Tokens that end a text: llama.cpp stops at each of them."""
+"""Keys of the tokens at each of which llama.cpp ends a text."""
 
 
 class GGUFFile:
@@ -54,8 +54,8 @@ class GGUFFile:
 
         Raises:
             NotFoundError: there is no such file.
-            ConversionError: it is no GGUF file, or holds tensors of unsupported types; all of
-                them are listed; or its tensors do not lie as its alignment says.
+            ConversionError: it is no GGUF file, or has tensors of unsupported types (all are
+                listed), or its tensors are not aligned as its metadata says.
             ArgumentError: the `gguf` package is not installed.
         """
         self.path = Path(path)
@@ -99,7 +99,7 @@ class GGUFFile:
 
     @property
     def dtypes(self) -> Mapping[str, np.dtype[Any]]:
-        """Dtype that `read` gives each tensor: float32 for all."""
+        """Dtype of each tensor that `read` returns: always float32."""
         return dict.fromkeys(self.shapes, np.dtype(np.float32))
 
     def read(self, name: str) -> Array:
@@ -109,17 +109,17 @@ class GGUFFile:
         return values.reshape(self.shapes[name])
 
     def cover(self, name: str, box: Box) -> Box:
-        """Return the box of the whole tensor."""
+        """Return the box of the whole tensor: boxes can't be read alone."""
         return whole_box(self.shapes[name])
 
     def boxes(self, name: str, boxes: Sequence[Box]) -> list[Array]:
-        """Return boxes of one tensor, which is dequantized whole, and once."""
+        """Return boxes of one tensor, which is dequantized whole, but only once."""
         values = self.read(name)
         return [values[box] for box in boxes]
 
     @functools.cached_property
     def metadata(self) -> Mapping[str, Any]:
-        """Every key but the vocabulary's lists."""
+        """Values of all metadata keys except the vocabulary's lists."""
         return {
             name: field.contents()
             for name, field in self._fields.items()
@@ -130,8 +130,8 @@ class GGUFFile:
         """Return the model's config, special token ids included.
 
         Raises:
-            ConfigError: an architecture that is unknown here, keys that are missing or that nothing
-                reads, or a part of a model.
+            ConfigError: the architecture is unknown, keys are missing or not read, or the file is
+                one part of a split model.
         """
         architecture = str(self.metadata.get("general.architecture"))
         self._check_whole()
@@ -153,14 +153,14 @@ class GGUFFile:
         return DecoderConfig(**family.read_options(data))
 
     def rules(self, config: DecoderConfig) -> RuleTable:
-        """Return the family's rule table for GGUF's tensor names."""
+        """Return the family's rule table between leaves and GGUF's tensors."""
         return _form(get_family(config.model_type)).rules(config)
 
     def tokenizer_files(self) -> dict[str, bytes]:
-        """Return the tokenizer as transformers writes it; {} if transformers is not installed.
+        """Return the files of the tokenizer, as transformers writes them, by name.
 
-        It is left out, with a warning that says why, if transformers does not make one of what the
-        file says.
+        Without transformers, and with a warning if transformers can't convert the tokenizer, the
+        result is empty.
         """
         try:
             transformers = importlib.import_module("transformers")
@@ -169,15 +169,15 @@ class GGUFFile:
         kind = self._fields.get("tokenizer.ggml.model")
         if kind is None or kind.contents() in NO_TOKENIZER_KINDS:
             return {}
-        # Not `AutoTokenizer`, which goes by the config: it reads the vocabulary once more to make
-        # one, slowly, and transformers 5.0 took the tokenizer of CodeLlama for any llama.
+        # Not `AutoTokenizer`: it reads the vocabulary twice to get a config, which is slow, and
+        # in transformers 5.0 it chose CodeLlama's tokenizer for every Llama.
         try:
             tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(
                 str(self.path.parent), gguf_file=self.path.name, local_files_only=True
             )
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
-        except BaseException as exc:  # the panic of a library in Rust is no Exception
+        except BaseException as exc:  # a panic of the Rust library is no Exception
             problem = f"{kind.contents()!r}, of which transformers says {type(exc).__name__}: {exc}"
             self._warn_left_out("tokenizer.ggml.model and what belongs to it to be whole", problem)
             return {}
@@ -186,7 +186,7 @@ class GGUFFile:
             usual = tokenizer.chat_template
             tokenizer.chat_template = named if usual is None else {"default": usual, **named}
         with tempfile.TemporaryDirectory() as folder:
-            # Several would lie in a folder of their own; tokenizer_config.json holds them too.
+            # Several templates would need a folder; tokenizer_config.json can hold them as well.
             tokenizer.save_pretrained(folder, save_jinja_files=not named)
             files = {p.name: p.read_bytes() for p in sorted(Path(folder).iterdir()) if p.is_file()}
         if kind.contents() != "gpt2":
@@ -210,7 +210,7 @@ class GGUFFile:
         )
 
     def _named_templates(self) -> dict[str, str]:
-        """Return the chat templates beside the usual one, by name."""
+        """Return the additional chat templates, by name."""
         start = f"{_TEMPLATE}."
         templates = {
             name: template for name, template in self._fields.items() if name.startswith(start)
@@ -221,10 +221,10 @@ class GGUFFile:
         }
 
     def _check_alignment(self, start: int) -> None:
-        """Check the alignment that the file gives: another one would shift all numbers.
+        """Raise ConversionError if the file's alignment is wrong: all weights would be shifted.
 
         Args:
-            start: byte with which the tensors begin.
+            start: offset in bytes of the first tensor.
         """
         field = self._fields.get(_ALIGNMENT)
         if field is None:
@@ -301,7 +301,7 @@ def _form(family: Family) -> GGUFForm:
 
 @functools.cache
 def _dequantizes(kind: Any) -> bool:
-    """Return whether the package dequantizes a type: it lists none, so one block is tried."""
+    """Return whether the package can dequantize a type; tried on one block, for it has no list."""
     gguf = gguf_package()
     _, nbytes = gguf.GGML_QUANT_SIZES[kind]
     try:
@@ -313,9 +313,9 @@ def _dequantizes(kind: Any) -> bool:
 
 @functools.cache
 def _reader_class(gguf: Any) -> Any:
-    """Return the package's reader class, over a plain array.
+    """Return a subclass of the package's reader that slices a plain array, not a `np.memmap`.
 
-    It takes a vocabulary apart with some slices for every word, which are slow of a `np.memmap`.
+    The reader takes some slices for each word of a vocabulary, and slices of a memmap are slow.
     """
 
     class Reader(gguf.GGUFReader):
@@ -331,7 +331,7 @@ def _reader_class(gguf: Any) -> Any:
 
 
 def gguf_package() -> Any:
-    """Return the package `gguf`.
+    """Return the module `gguf`.
 
     Raises:
         ArgumentError: it is not installed.

@@ -1,7 +1,7 @@
-"""A tokenizer.json and a GGUF file: byte-level BPE, of the kinds whose name is known.
+"""Conversion of byte-level BPE tokenizers between tokenizer.json and GGUF metadata.
 
-llama.cpp cuts text before merging by rules that it knows by name; a file says the name. A tokenizer
-whose rules have none here is left out, with the reason.
+Before merging, llama.cpp splits text by rules whose name is in the file. A tokenizer with other
+rules is left out of a GGUF file, with the reason.
 
 Source: llama.cpp's converter (`tokenizer.ggml.*`); the format of the `tokenizers` package.
 """
@@ -15,9 +15,9 @@ from typing import Any, Final
 __all__ = ["NO_TOKENIZER", "NO_TOKENIZER_KINDS", "as_it_cuts", "tokenizer_metadata"]
 
 NO_TOKENIZER: Final[Mapping[str, Any]] = {"tokenizer.ggml.model": "none"}
-"""What a file has that has no tokenizer: llama.cpp loads none that says nothing."""
+"""Metadata of a file without a tokenizer; llama.cpp does not load a file that lacks the key."""
 NO_TOKENIZER_KINDS: Final = ("none", "no_vocab")
-"""What llama.cpp takes for it."""
+"""Values of that key that llama.cpp reads as "no tokenizer"."""
 _COMPOSES: Final = (
     "it composes characters first (NFC), which llama.cpp does not: text whose accents are "
     "characters of their own has other tokens there"
@@ -31,7 +31,7 @@ _SPLITS: Final[Mapping[str, str]] = {
     _CONTRACTIONS + r"\p{N}" + _REST: "qwen2",
 }
 _AS_THEY_ARE: Final = "llama-bpe"
-"""Of these rules, words that are tokens are not made of merges."""
+"""Splitting rules with `ignore_merges`: a word that is a token is not merged from parts."""
 _BYTES: Final[Mapping[str, Any]] = {
     "type": "ByteLevel",
     "add_prefix_space": False,
@@ -45,7 +45,7 @@ _OWN_RULES: Final = frozenset(
         *("jina-v2-de", "jina-v2-es", "mellum", "mpt", "olmo", "phi-2", "trillion"),
     }
 )
-"""Names of what GPT-2 does."""
+"""Names of splitting rules that are the same as GPT-2's."""
 _DIGITS_APART: Final = frozenset(
     {"codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder"}
 )
@@ -53,11 +53,14 @@ _LLAMA3: Final = frozenset({"falcon3", "llama-bpe", "llama-v3", "llama3"})
 
 
 def tokenizer_metadata(assets: Mapping[str, bytes], rows: int) -> tuple[dict[str, Any], str | None]:
-    """Return the tokenizer's keys of a file, and a note: "left out" and why, if there are none.
+    """Return the metadata keys of a tokenizer, and a note or None.
+
+    Without a tokenizer that a file can hold there are no keys, and the note says why. Otherwise the
+    note names a difference to llama.cpp, if there is one.
 
     Args:
-        assets: small files of a model, by name.
-        rows: of its embedding; those beyond the vocabulary are unused tokens.
+        assets: contents of the model's small files, by name.
+        rows: number of rows of the embedding; rows beyond the vocabulary become unused tokens.
     """
     try:
         return _keys(assets, rows)
@@ -66,7 +69,7 @@ def tokenizer_metadata(assets: Mapping[str, bytes], rows: int) -> tuple[dict[str
 
 
 class _LeftOutError(Exception):
-    """Reason why a file has no tokenizer."""
+    """Reason why the tokenizer is left out of a file."""
 
 
 def _keys(assets: Mapping[str, bytes], rows: int) -> tuple[dict[str, Any], str | None]:
@@ -108,18 +111,18 @@ def _keys(assets: Mapping[str, bytes], rows: int) -> tuple[dict[str, Any], str |
 
 
 def as_it_cuts(tokenizer: bytes, name: str | None, begin: str | None = None) -> bytes | None:
-    """Return a tokenizer.json, made of a GGUF file, that cuts text as the file says.
+    """Return a tokenizer.json, made from a GGUF file, corrected to split text as the file says.
 
-    Who makes it may know fewer names, and cuts text as GPT-2 does then.
+    transformers, which made it, knows few names of splitting rules and uses GPT-2's for others.
 
     Args:
-        tokenizer: as it was made.
-        name: what the file calls its rules; None: it is an old one, and does not say.
-        begin: the token that begins a text, if the file does not say whether one does: by Llama 3's
-            rules it does.
+        tokenizer: content of tokenizer.json as transformers made it.
+        name: the file's name of its splitting rules; None in old files, which lack it.
+        begin: the token that begins a text; it is added with Llama 3's rules. None: the file says
+            whether it is added.
 
     Returns:
-        None if nobody knows the rules.
+        The content of tokenizer.json; None if the rules are unknown.
     """
     data = json.loads(tokenizer)
     if name in _LLAMA3:
@@ -147,10 +150,11 @@ def _beginning(data: Mapping[str, Any], begin: str) -> dict[str, Any]:
 
 
 def _added_around(data: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Return why no file can express the tokens that are added around a text, or the keys.
+    """Return metadata keys for the tokens that a tokenizer adds around a text.
 
-    They are said in any case: llama.cpp goes by the name of the rules where they are not.
-    transformers goes by tokenizer.json alone, whatever add_bos_token of its config says.
+    The first item is None, or the reason why a file can't express them. The keys are always
+    written, since llama.cpp's defaults depend on the splitting rules. Only tokenizer.json counts,
+    as in transformers, whatever `add_bos_token` in tokenizer_config.json says.
     """
     steps = data.get("post_processor") or {}
     steps = steps.get("processors", [steps]) if steps.get("type") == "Sequence" else [steps]
@@ -174,9 +178,9 @@ def _added_around(data: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
 
 
 def _unlike_in_a_text(data: Mapping[str, Any]) -> str | None:
-    """Return why llama.cpp would find other added tokens in a text; None: it finds the same.
+    """Return why llama.cpp would find other added tokens in a text; None if it finds the same.
 
-    It takes the text of a token as it is, and looks for the longest tokens first.
+    llama.cpp matches a token's exact text, the longest tokens first.
     """
     added = data.get("added_tokens") or ()
     for token in added:
@@ -185,7 +189,7 @@ def _unlike_in_a_text(data: Mapping[str, Any]) -> str | None:
                 f"its added token {token['content']!r} takes white space with it, or stands for a "
                 "single word alone, which no file can say"
             )
-    # Runs of one character do each other no harm: of tokens that begin alike others count first.
+    # Overlaps of tokens that repeat one character are harmless: both find the longest first.
     texts = sorted((token["content"] for token in added), key=lambda text: len({*text}))
     begins = {text[:size]: text for text in texts for size in range(1, len(text))}
     for text in texts:
@@ -200,7 +204,7 @@ def _unlike_in_a_text(data: Mapping[str, Any]) -> str | None:
 
 
 def _splitting(data: Mapping[str, Any]) -> str | None:
-    """Return llama.cpp's name of the splitting rules; None: it has none that is known here."""
+    """Return llama.cpp's name of the splitting rules; None if they are unknown here."""
     rules = data.get("pre_tokenizer") or {}
     steps = rules.get("pretokenizers", [rules]) if rules.get("type") == "Sequence" else [rules]
     kinds = [step.get("type") for step in steps]
@@ -220,7 +224,7 @@ def _splitting(data: Mapping[str, Any]) -> str | None:
 
 
 def _templates(assets: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return the chat template, and those of other names, as the keys of a file."""
+    """Return the metadata keys of the chat template, and of additional named ones."""
     templates = json.loads(assets.get("tokenizer_config.json", b"{}")).get("chat_template")
     if "chat_template.jinja" in assets:
         templates = assets["chat_template.jinja"].decode()

@@ -1,8 +1,8 @@
-"""A stored model as one GGUF file, which llama.cpp and what is built on it run.
+"""Export of a stored model as one GGUF file for llama.cpp and programs that use it.
 
-The header is the `gguf` package's, the tensors are streamed: in half precision, or in groups of 32
-numbers of 8 bits with one scale (q8_0). Biases, norms, routers and learned positions stay float32:
-llama.cpp computes with them as they are, and stops at any other type.
+The `gguf` package makes the header. Tensors are streamed in half precision, or as 8-bit numbers in
+groups of 32 that share a scale (q8_0). Biases, norms, routers and learned positions stay float32,
+the only type that llama.cpp accepts for them.
 
 Source: ggml's GGUF specification, version 3; llama.cpp's converter.
 """
@@ -41,7 +41,7 @@ _GROUP: Final = 32
 _LARGEST_SCALE: Final = float(np.finfo(np.float16).max)
 _WHOLE: Final = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight")
 _ENDS: Final = ("eos", "eot", "eom")
-"""What a file has for tokens that end a text: llama.cpp stops at each of them."""
+"""Names of the tokens at each of which llama.cpp ends a text."""
 
 
 def stored_gguf(
@@ -51,18 +51,19 @@ def stored_gguf(
     *,
     dtype: str = "float16",
 ) -> tuple[Shard, str | None]:
-    """Return the file of a stored step, and a note on its tokenizer, see `gguf_shard`.
+    """Return the GGUF file of a stored step, and a note on its tokenizer, see `gguf_shard`.
 
     Args:
-        manifest: of the step.
-        reader: opened on the step.
-        assets: the step's small files, of which the tokenizer is read.
+        manifest: manifest of the step.
+        reader: open reader of the step.
+        assets: contents of the step's small files, by name; the tokenizer is among them.
         dtype: one of `GGUF_TYPES`, for weights of two and more dimensions.
 
     Raises:
-        ArgumentError, ConversionError, ConfigError: As `gguf_shard`; or the step holds no model
-            that is known here.
-        TreeMismatchError: its leaves are not those that its config describes; all are listed.
+        ArgumentError, ConversionError, ConfigError: as `gguf_shard`; or the step has no model of a
+            known type.
+        TreeMismatchError: the stored leaves are not those that the config describes; all are
+            listed.
     """
     config, leaves, where = served_model(manifest, reader)
     return gguf_shard(config, leaves, assets, dtype=dtype, path=where)
@@ -76,21 +77,22 @@ def gguf_shard(
     dtype: str,
     path: str,
 ) -> tuple[Shard, str | None]:
-    """Return the file of a model, and a note on its tokenizer: why it is left out.
+    """Return the GGUF file of a model, and a note on its tokenizer or None.
 
-    Without a tokenizer the file says so, and llama.cpp takes and gives token ids.
+    The note says why the tokenizer is left out, or differs in llama.cpp. With a file without a
+    tokenizer, llama.cpp works on token ids only.
 
     Args:
-        config: of the model.
-        leaves: its weights by path, floating.
-        assets: small files by name, of which the tokenizer is read.
+        config: config of the model.
+        leaves: the floating weights, by path.
+        assets: contents of small files, by name; the tokenizer is among them.
         dtype: one of `GGUF_TYPES`, for weights of two and more dimensions.
-        path: what is being converted, for messages.
+        path: name of the conversion, for messages.
 
     Raises:
-        ArgumentError: another dtype; or the `gguf` package is not installed.
-        ConversionError: the model is of no family, or its leaves do not match it.
-        ConfigError: the family has no GGUF files, or they can't say all of the model's options.
+        ArgumentError: `dtype` is another one, or the `gguf` package is not installed.
+        ConversionError: the model is of no family, or its leaves do not match the family's rules.
+        ConfigError: the family has no GGUF files, or they can't hold all of the model's options.
     """
     if dtype not in GGUF_TYPES:
         raise ArgumentError(
@@ -106,7 +108,7 @@ def gguf_shard(
         )
     shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     rules = match(gguf_rules(config), leaves=shapes, path=path)
-    # Every type is made of float32; what is joined of several loses nothing on the way to it.
+    # Every type is encoded from float32, which loses nothing when leaves of several dtypes join.
     sources = streams(rules, leaves, joined=np.dtype(np.float32), path=path)
     if gguf_head_is_written(config):
         (embedding,) = (source for source in sources if source.name == "token_embd.weight")
@@ -134,7 +136,7 @@ def gguf_shard(
 
 
 def _token_ids(config: DecoderConfig) -> dict[str, int]:
-    """Return the keys of the special tokens."""
+    """Return the metadata keys of the special tokens, with their ids."""
     keys = config.to_hf()
     end = keys.get("eos_token_id")
     ends = list(dict.fromkeys(end if isinstance(end, list | tuple) else [end]))
@@ -156,9 +158,9 @@ def _token_ids(config: DecoderConfig) -> dict[str, int]:
 
 
 def _encoded(package: Any, source: TensorSource, dtype: str) -> tuple[TensorSource, Any]:
-    """Return a tensor as it lies in the file, and GGML's name of its type."""
+    """Return the tensor as the file stores it, and GGML's name of its type."""
     types = package.GGMLQuantizationType
-    # As llama.cpp's converter does, whatever the file's type.
+    # As llama.cpp's converter does, for files of any type.
     whole = source.name.endswith(("_norm.weight", *_WHOLE))
     if len(source.shape) < 2 or whole or not source.name.endswith(".weight"):
         return _cast(source, np.dtype(np.float32)), types.F32
@@ -175,14 +177,14 @@ def _cast(source: TensorSource, dtype: np.dtype[Any]) -> TensorSource:
     def blocks(max_bytes: int) -> Iterator[Array]:
         widening = max(1, dtype.itemsize // source.dtype.itemsize)
         for block in source.blocks(max(1, max_bytes // widening)):
-            with np.errstate(over="ignore", invalid="ignore"):  # whoever writes it counts them
+            with np.errstate(over="ignore", invalid="ignore"):  # the writer counts them
                 yield block.astype(dtype, copy=False)
 
     return TensorSource(source.name, source.shape, dtype, blocks, source.held_bytes)
 
 
 def _quantized(package: Any, source: TensorSource) -> TensorSource:
-    """Bytes of q8_0: groups of consecutive numbers of a row, which blocks may cut."""
+    """Return a tensor encoded as q8_0: groups of consecutive numbers, each with a scale."""
     kind = package.GGMLQuantizationType.Q8_0
     _, group_bytes = package.GGML_QUANT_SIZES[kind]
     shape = (*source.shape[:-1], source.shape[-1] // _GROUP * group_bytes)
@@ -226,17 +228,17 @@ def _header(
     sources: Sequence[TensorSource],
     encoded: Sequence[tuple[TensorSource, Any]],
 ) -> bytes:
-    """Everything before the tensors, as the package writes it."""
+    """Return the bytes before the tensors, as the `gguf` package writes them."""
     writer = package.GGUFWriter(None, architecture)
     for key, value in metadata.items():
         _add(writer, key, value)
     for source, (tensor, kind) in zip(sources, encoded, strict=True):
-        # Of bytes it takes the bytes of a row.
+        # For quantized tensors the package expects the shape in bytes.
         shape = tensor.shape if tensor.dtype == np.uint8 else source.shape
         writer.add_tensor_info(source.name, shape, tensor.dtype, tensor.nbytes, kind)
     buffer = io.BytesIO()
     writer.fout, writer.state = [buffer], package.gguf_writer.WriterState.EMPTY
-    writer.open_output_file = lambda path=None: None  # it has one
+    writer.open_output_file = lambda path=None: None  # it writes to `buffer`
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()

@@ -1,1 +1,1 @@
-"""Weights that were published quantized (FP8 and MXFP4), read as the plain model's."""
+"""Sources that dequantize published weights (FP8 and MXFP4) when they are read."""

@@ -1,4 +1,4 @@
-"""Weights that were published quantized, read as the plain model's."""
+"""Source that dequantizes published weights when they are read."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _METHODS: Final[Mapping[str, type[FP8 | MXFP4]]] = {"fp8": FP8, "mxfp4": MXFP4}
 
 
 class QuantizationMethod(Protocol):
-    """Quantization method whose weights can be read."""
+    """Quantization method whose weights can be dequantized."""
 
     def find(self, weights: WeightSource) -> tuple[list[QuantizedTensor], list[str]]:
-        """Return the quantized tensors of a source, and what is wrong with them."""
+        """Return the quantized tensors of a source, and a line for each problem with them."""
         ...
 
 
@@ -39,7 +39,7 @@ def quantization_method(data: Any, *, path: str) -> QuantizationMethod:
         path: the file, for messages.
 
     Raises:
-        ConfigError: a method that can't be read, or options that are unknown; these are named.
+        ConfigError: the method is not supported, or has unknown options; these are named.
     """
     name = data.get("quant_method") if isinstance(data, Mapping) else None
     kind = _METHODS.get(name) if isinstance(name, str) else None
@@ -64,21 +64,21 @@ def quantization_method(data: Any, *, path: str) -> QuantizationMethod:
 
 
 class Dequantized:
-    """Tensors with the names, shapes and dtypes of the plain model.
+    """Source with the names, shapes and dtypes of the model before quantization.
 
-    A quantized tensor is dequantized when it is read, in float32, and then cast. The others are
+    A quantized tensor is dequantized in float32 when it is read, and then cast. Other tensors are
     read as they are stored.
     """
 
     def __init__(
         self, weights: RowSource, method: QuantizationMethod, dtype: np.dtype[Any], path: str
     ) -> None:
-        """Find the quantized tensors, and read none.
+        """Find the quantized tensors by their names and shapes; no values are read.
 
         Args:
             weights: the stored tensors.
-            method: how they are quantized.
-            dtype: that of the dequantized ones.
+            method: method by which they are quantized.
+            dtype: dtype of the dequantized tensors.
             path: where the weights are, for messages.
 
         Raises:
@@ -112,7 +112,7 @@ class Dequantized:
         return plain | dict.fromkeys(self._quantized, self._dtype)
 
     def read(self, name: str) -> Array:
-        """Return a whole tensor, dequantized.
+        """Return a whole tensor, dequantized if it is stored quantized.
 
         Raises:
             ConversionError: its scales are not finite.
@@ -133,13 +133,13 @@ class Dequantized:
         return out
 
     def rows(self, name: str, low: int, high: int) -> Array:
-        """Return some rows of a tensor."""
+        """Return the rows of a tensor from `low` up to, not including, `high`."""
         if name in self._quantized:
             return self.read(name)[low:high]
         return self._weights.rows(name, low, high)
 
     def cover(self, name: str, box: Box) -> Box:
-        """Return the box that is read: all of a quantized tensor, else what the source reads."""
+        """Return the box that is read for `box`: all of a tensor if it is quantized."""
         if name in self._quantized:
             return whole_box(self._quantized[name].shape)
         return self._weights.cover(name, box)

@@ -1,6 +1,6 @@
-"""Weights in eight bits and their scales, as DeepSeek V3 is published.
+"""FP8 weights with scales, the form in which DeepSeek V3 is published.
 
-Beside a matrix `X` [out, in] in float8_e4m3fn lies `X_scale_inv`, a number for each block:
+Beside a matrix `X` [out, in] in float8_e4m3fn, a file has `X_scale_inv`, a number for each block:
 x[o, i] = X[o, i] * X_scale_inv[o // block, i // block]. Blocks at the edges are smaller.
 
 Source: arXiv 2412.19437, 3.3; transformers `FineGrainedFP8Config`.
@@ -24,7 +24,7 @@ __all__ = ["FP8"]
 
 _SUFFIX: Final = "_scale_inv"
 _ACTIVATIONS: Final = (".activation_scale", ".input_scale")
-"""Scales of eight-bit activations, which are dropped: our models compute with floating ones."""
+"""Endings of scales for 8-bit activations; they are dropped, as our models don't quantize these."""
 _EIGHT_BITS: Final = np.dtype(ml_dtypes.float8_e4m3fn)
 _SCALES: Final = (
     np.dtype(np.float32),
@@ -33,7 +33,7 @@ _SCALES: Final = (
     np.dtype(ml_dtypes.float8_e8m0fnu),
 )
 _ROWS: Final = 512
-"""Rows that are dequantized at a time."""
+"""Number of rows that are dequantized at a time."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class FP8:
 
     Attributes:
         block: rows and columns that share a scale; None: one scale for each tensor, or each row.
-        static: there are scales of activations as well, which are left out.
+        static: whether the files also have scales of activations, which are ignored.
     """
 
     block: tuple[int, int] | None
@@ -58,7 +58,7 @@ class FP8:
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> tuple[FP8, list[str]]:
-        """Return the method, and the settings that it does not support."""
+        """Return the method of a quantization_config, and a line for each unsupported setting."""
         usual = {"activation_scheme": "dynamic", "fmt": "e4m3"}
         usual |= {"scale_fmt": "float", "expert_dtype": "fp8"}
         supported = {
@@ -82,7 +82,7 @@ class FP8:
         return cls(size, settings["activation_scheme"] == "static"), problems
 
     def find(self, weights: WeightSource) -> tuple[list[QuantizedTensor], list[str]]:
-        """Return the quantized tensors of a source, and what is wrong with them."""
+        """Return the quantized tensors of a source, and a line for each problem with them."""
         shapes, dtypes = weights.shapes, weights.dtypes
         tensors, problems = [], []
         for name, dtype in dtypes.items():

@@ -1,8 +1,8 @@
-"""Weights in four bits that share exponents, as gpt-oss is published.
+"""MXFP4: 4-bit weights in groups that share an exponent, the form in which gpt-oss is published.
 
 A weight `X` [experts, in, out] is stored as `X_blocks` [experts, out, in/32, 16] and `X_scales`
-[experts, out, in/32], both of bytes. A byte of a block holds two inputs, the first in its low half;
-a scale is the exponent of 32 of them, plus 127.
+[experts, out, in/32], both of bytes. A byte of a block holds the weights of two inputs, the first
+in its low half; a scale is the exponent that 32 inputs share, plus 127.
 
 Source: OCP Microscaling Formats (MX) 1.0: 5.3.3 (E2M1), 5.4.1 (E8M0); transformers `Mxfp4Config`.
 """
@@ -26,7 +26,7 @@ _SCALES: Final = "_scales"
 _BYTES: Final = 16
 """Bytes of a block."""
 _OUTPUTS: Final = 64
-"""Outputs that are dequantized at a time: few enough for a processor's cache."""
+"""Number of outputs that are dequantized at a time, so that they fit the processor's cache."""
 _BIAS: Final = 127
 _NAN: Final = 255
 _HALF: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -34,7 +34,7 @@ _FOUR_BITS: Final = np.concatenate([_HALF, -_HALF])
 _PAIRS: Final = np.stack(
     [_FOUR_BITS[np.arange(256) % 16], _FOUR_BITS[np.arange(256) // 16]], axis=-1
 ).view(np.complex64)[:, 0]
-"""The two float32 numbers of each byte, as one complex64: NumPy looks that up much faster."""
+"""Byte -> its two float32 numbers, as one complex64, which NumPy looks up much faster."""
 _POWERS: Final = np.append(
     np.ldexp(np.float32(1), np.arange(_NAN) - _BIAS), np.float32(np.nan)
 ).astype(np.float32)
@@ -42,17 +42,17 @@ _POWERS: Final = np.append(
 
 @dataclass(frozen=True)
 class MXFP4:
-    """Settings of a quantization_config of the method "mxfp4": the tensors say everything."""
+    """Quantization method "mxfp4"; it has no settings."""
 
     KEYS = frozenset({"dequantize", "modules_to_not_convert", "quant_method"})
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> tuple[MXFP4, list[str]]:
-        """Return the method, and no unsupported settings."""
+        """Return the method, and no lines, since no setting is unsupported."""
         return cls(), []
 
     def find(self, weights: WeightSource) -> tuple[list[QuantizedTensor], list[str]]:
-        """Return the quantized tensors of a source, and what is wrong with them."""
+        """Return the quantized tensors of a source, and a line for each problem with them."""
         shapes, dtypes = weights.shapes, weights.dtypes
         tensors, problems = [], []
         endings = (_BLOCKS, _SCALES)
@@ -93,6 +93,6 @@ def _fill(blocks: str, scales: str, source: WeightSource, out: Array) -> None:
             high = min(low + _OUTPUTS, len(codes))
             values = _PAIRS[codes[low:high]].view(np.float32)
             values = values.reshape(*powers[low:high].shape, 2 * _BYTES)
-            with np.errstate(over="ignore"):  # infinity, as the format has it
+            with np.errstate(over="ignore"):  # overflow is infinity
                 scaled = values * powers[low:high, :, None]
             part[:, low:high] = scaled.reshape(high - low, -1).T
