@@ -13,6 +13,7 @@ from cairn import (
     promote_step,
     roll_back,
 )
+from cairn.storage.runs import rollback
 from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.records.layout import attempt_file
 from cairn.storage.runs.trash import ANNOUNCED_SECONDS, declare
@@ -119,6 +120,22 @@ def test_a_step_that_was_saved_anew_since_it_was_looked_at_is_refused(run, clock
     with pytest.raises(StepNotFoundError, match="saved anew"):
         roll_back(run, seen, by="ann")
     assert listed(run) == [3, 6]
+
+
+def test_a_step_that_is_saved_anew_before_the_lease_is_taken_is_refused(run, monkeypatch):
+    """The job comes after the look at the step, and has given the run back by then."""
+    take = rollback.begin_attempt
+
+    def after_a_job(*args, **options):
+        save(run, 6, begin(run, 3))
+        end(run)
+        return take(*args, **options)
+
+    monkeypatch.setattr(rollback, "begin_attempt", after_a_job)
+    with pytest.raises(StepNotFoundError, match="saved anew"):
+        roll_back(run, 6, by="ann")
+    assert run.step_attempts() == {3: 1, 6: 2}
+    assert len(run.attempts()) == 2
 
 
 def test_a_live_writer_keeps_the_run(run, clock):
