@@ -1,9 +1,10 @@
 """Every error that `interop` raises.
 
-InteropError ├── ArgumentError          (ValueError)      an argument without effect, or in conflict
-with another ├── ConfigError            (ValueError)      a model config that is unknown or
-inconsistent ├── ConversionError        (ValueError)      weights that do not fit a rule table; all
-listed ├── UnknownModelError      (ValueError)      a stored model class that is not defined here
+InteropError
+├── ArgumentError          (ValueError)      an argument without effect, or in conflict with another
+├── ConfigError            (ValueError)      a model config that is unknown or inconsistent
+├── ConversionError        (ValueError)      weights that do not fit a rule table; all listed
+├── UnknownModelError      (ValueError)      a stored model class that is not defined here
 └── StateError             of `cairn.state`, which stands on `interop`
 """
 
