@@ -58,7 +58,7 @@ class AddressError(ServiceError):
 
 
 class NoCheckpointError(AddressError):
-    """The latest checkpoint of a run was requested, but the run has none."""
+    """A run has no checkpoint that the address could mean."""
 
 
 class OperationFailedError(ServiceError):
@@ -98,7 +98,7 @@ class DownloadError(ClientError):
 
 
 class EventsLostError(ClientError):
-    """The catalog whose events were watched is gone."""
+    """The events that were watched are gone: their catalog was created anew or restored."""
 
 
 class ProblemResponseError(ClientError):
@@ -106,8 +106,8 @@ class ProblemResponseError(ClientError):
 
     Attributes:
         problem: Body of the answer.
-        status: Status of the answer.
-        retry_after: Seconds after which to ask again, if the answer says so.
+        status: HTTP status of the answer.
+        retry_after: Seconds to wait before the next request; None: the answer names none.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class ProblemResponseError(ClientError):
 
 
 class ProblemError(ServiceError):
-    """Base of errors that become an answer, with its status and problem type."""
+    """Base of errors that become a problem answer, with its status and problem type."""
 
     status: ClassVar[int] = 500
     slug: ClassVar[str] = "internal"
@@ -178,7 +178,7 @@ class UnknownDeliveryError(ProblemError):
 
 
 class EventsPrunedError(ProblemError):
-    """The requested events have been pruned; `.extra` says how to go on."""
+    """The requested events have been pruned; `.extra` has the id to continue from."""
 
     status, slug, title = 410, "events-pruned", "These events are not kept any more"
 
@@ -256,7 +256,7 @@ class AliasesStrandedError(ProblemError):
 
 
 class InvalidRequestError(ProblemError):
-    """A well-formed request asks for something impossible."""
+    """A request has the right form, but cannot be carried out."""
 
     status, slug, title = 422, "invalid-request", "Invalid request"
 
@@ -268,7 +268,7 @@ class TargetRefusedError(ProblemError):
 
 
 class TooManyRequestsError(ProblemError):
-    """The caller sends too many requests; `Retry-After` says when to come back."""
+    """The caller sends too many requests; the header `Retry-After` has the seconds to wait."""
 
     status, slug, title = 429, "too-many-requests", "Too many requests"
 

@@ -13,7 +13,10 @@ MODE: Final = 0o600
 OTHERS: Final = 0o077
 """Permission bits of other users."""
 _BESIDE: Final = ("", "-wal", "-shm", "-journal")
-"""Suffixes of a SQLite database's files. SQLite creates the others with the mode of the first."""
+"""Suffixes of the files of a SQLite database.
+
+SQLite creates the other files with the mode of the first one.
+"""
 
 
 def private_opener(path: str, flags: int) -> int:
@@ -25,7 +28,7 @@ def shared_files(database: str | None) -> dict[Path, int]:
     """Return the files of a SQLite database that other users may access, with their modes.
 
     Args:
-        database: Path of the database, or SQLAlchemy's name of an in-memory one.
+        database: Path of the database; None, or SQLAlchemy's name of an in-memory one: no files.
     """
     shared = {}
     for ending in _BESIDE if database else ():
@@ -40,8 +43,8 @@ def shared_files(database: str | None) -> dict[Path, int]:
 def make_private(file: str | None) -> None:
     """Create a file with mode 600, or remove other users' permissions from an existing one.
 
-    A file that cannot be created is reported by the next one who opens it. A file of another owner
-    stays as it is, and `cairn doctor` reports it.
+    No error is raised: a file that cannot be created is reported by the code that opens it next. A
+    file of another owner stays as it is, and `cairn doctor` reports it.
 
     Args:
         file: Path of a database, see `shared_files`, or of another file.

@@ -32,13 +32,13 @@ from pydantic_core import (
 
 from cairn.storage.store.uri import RUN_NAME
 
-# Digits alone would be a step's number; the store also refuses "latest".
+# Digits alone would be the number of a step. The store also refuses "latest".
 ALIAS_PATTERN = r"^(?:[A-Za-z]|[0-9]+[A-Za-z._-])[A-Za-z0-9._-]*$"
 MAX_ALIAS_LENGTH = 64
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 RUN_PATTERN = rf"^{RUN_NAME}$"
 ITEM_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
-# Same sizes as `parse_size` reads; that has the better error messages.
+# The same sizes that `parse_size` accepts; its error messages are better.
 SIZE_PATTERN = r"^(?:[1-9][0-9]{0,17}|[1-9][0-9]{0,5}(?:\.[0-9]{1,9})? *(?:[kKmMgGtT][iI]?)?[bB])$"
 AXIS_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
 MAX_AXES = 16
@@ -52,7 +52,7 @@ MAX_ERRORS = 20
 """Largest number of refused fields that an answer names."""
 
 MORE_ERRORS = "more_errors"
-"""Type of the validation error that stands for `ctx["count"]` more errors."""
+"""Type of the validation error that stands for more errors; `ctx["count"]` is their number."""
 
 DAMAGED_PROBLEM = "urn:cairn:problem:damaged"
 """Type of the problem of a verification that found damage."""
@@ -61,11 +61,11 @@ _ODD_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 class Request(BaseModel):
-    """Base of request bodies: unknown fields are errors, and so is "no" for a boolean.
+    """Base of request bodies: an unknown field is an error, and so is text in place of a boolean.
 
-    A body of 1 MiB has room for 100,000 errors. pydantic collects all of them, which blocks the
-    server for a second. So every field has to stop early: unknown fields are checked here, entries
-    by name in `_ByName`, lists by `max_length` or `fail_fast`.
+    A body of 1 MiB has room for 100,000 errors, and pydantic would collect all of them, which
+    blocks the server for a second. So the checks of every field must end early: unknown fields are
+    checked here, entries by name in `_ByName`, lists by `max_length` or `fail_fast`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -91,7 +91,7 @@ class Request(BaseModel):
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether every database and every file can store all text in a JSON value."""
+    """Return whether all text in a JSON value can be stored in every database and file."""
     texts: list[str] = []
     left: list[Collection[Any]] = [[value]]  # no recursion: the client chooses the depth
     while left:
@@ -114,7 +114,7 @@ def _whole(value: object) -> object:
 
 
 def _number(value: float) -> float | str:
-    """Convert NaN and infinities, which JSON lacks, to text that reads back as a number."""
+    """Convert NaN and infinities, which JSON lacks, to texts; `_number_of` converts them back."""
     return value if isfinite(value) else str(value)
 
 
@@ -123,7 +123,7 @@ def _number_of(number: object) -> object:
     return float(number) if isinstance(number, str) and number in ("nan", "inf", "-inf") else number
 
 
-# `Field` comes first: limits after a validator are left out of the schema.
+# `Field` comes first: a limit after the validator would be missing in the schema.
 Whole = Annotated[int, Field(ge=0, le=MAX_NUMBER), BeforeValidator(_whole)]
 """Integer of a request; text is refused."""
 
@@ -155,10 +155,10 @@ DAMAGE_SHOWN = 20
 
 
 class _ByName:
-    """Limit on the entries of a dict, checked before pydantic validates every entry.
+    """Largest number of entries of a dict, checked before pydantic validates the entries.
 
-    It also adds to the schema that names must match the pattern; otherwise other names could have
-    any value.
+    It also adds to the schema that all names must match the pattern. Without that, the schema would
+    allow any value for other names.
     """
 
     def __init__(self, most: int) -> None:
@@ -302,10 +302,10 @@ class Lineage(Response):
 
 
 class LostRecord(Response):
-    """Lost record: this server has seen it, and the store has an older version now, or none.
+    """Lost record: this server has seen it, and the store now has an older version of it, or none.
 
-    A lost move of an alias is resolved by any promotion or deletion of the alias. A lost tombstone
-    is resolved by deleting the step again, or by undeleting it.
+    A lost move of an alias is resolved by the next promotion or deletion of the alias. A lost
+    tombstone is resolved by deleting the step again, or by undeleting it.
     """
 
     record: str = Field(description="Its name in the run's folder.")
@@ -410,7 +410,7 @@ AVAILABLE: Literal["available"] = "available"
 """Filter for `listed` and `damaged` steps."""
 
 States = CheckpointState | Literal["available", "all"]
-"""Filter of a list by the state of its steps."""
+"""Filter of a list by the state of its entries."""
 
 
 class Deletion(Response):
@@ -482,7 +482,7 @@ class Checkpoint(Response):
 
     @property
     def is_available(self) -> bool:
-        """True if the step is listed. A damaged step counts too: it can be read and verified."""
+        """True if the step is listed, damaged or not: it can be read and verified."""
         return self.state in (CheckpointState.LISTED, CheckpointState.DAMAGED)
 
     @field_serializer("metrics")
@@ -854,7 +854,7 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
     def includes(self, other: "Scope") -> bool:
-        """Return whether this is at least `other`."""
+        """Return whether this scope is `other` or a higher one."""
         order = list(Scope)
         return order.index(self) >= order.index(other)
 
@@ -915,7 +915,7 @@ AuditOutcome = Literal["done", "refused", "failed", "outside"]
 
 
 class AuditEvent(Response):
-    """Action that was requested of this control plane, or noticed to have gone around it."""
+    """Action that was requested of this control plane, or change that somebody made around it."""
 
     id: int
     at: datetime
@@ -1226,7 +1226,7 @@ class AdoptedModel(Request):
     def _refuse_what_can_not_be_kept(self) -> Self:
         try:
             size = len(json.dumps(self.model_dump(), ensure_ascii=False, allow_nan=False).encode())
-        except ValueError as exc:  # NaN, or half of a surrogate pair
+        except ValueError as exc:  # NaN, or half of a surrogate pair in a text
             raise ValueError(f"expected JSON, found something else: {exc}") from exc
         if size > MAX_MODEL_BYTES:
             raise ValueError(f"expected at most {MAX_MODEL_BYTES} bytes of JSON, found {size}")
@@ -1356,7 +1356,7 @@ class VerifyRunRequest(Request):
 
 
 class AutomatedAction(StrEnum):
-    """Action on a step that an alias has moved to."""
+    """Action of an automation on a step."""
 
     CONVERT = "convert"
     VERIFY = "verify"
@@ -1424,7 +1424,7 @@ class RepairRequest(Request):
 
 
 class Repair(Response):
-    """Record that is damaged, lost or in another's place, and its repair."""
+    """Record that is damaged, lost or in the place of another one, and its repair."""
 
     name: str
     action: str | None = Field(description="What mends it; null: nothing but a backup can.")
@@ -1542,7 +1542,7 @@ class OperationState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """True if the operation has ended, resumable or not."""
+        """True if the operation has ended, even if it can be resumed."""
         return self in (self.SUCCEEDED, self.FAILED, self.CANCELLED)
 
 

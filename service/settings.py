@@ -44,7 +44,7 @@ _CRON_FIELDS: Final = 5
 
 
 class Grant(BaseModel):
-    """Grant to callers of an issuer who have a certain value of a claim."""
+    """Grant to callers whose token has a certain value of a claim."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -72,11 +72,11 @@ class Bound(BaseModel):
 
 
 class ForRuns(BaseModel):
-    """Setting for some runs, chosen by shell patterns.
+    """Setting for some runs, selected by shell patterns.
 
     Attributes:
-        root: Pattern of their roots' names.
-        run: Pattern of their names.
+        root: Pattern of the names of their roots.
+        run: Pattern of the names of the runs.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -93,7 +93,7 @@ class ForAliases(ForRuns):
     """Setting for some aliases of some runs.
 
     Attributes:
-        alias: Pattern of their names.
+        alias: Pattern of the names of the aliases.
     """
 
     alias: str = Field(min_length=1)
@@ -107,10 +107,10 @@ class Gate(ForAliases):
     """Gate of aliases: conditions on a step before an alias may move to it.
 
     Attributes:
-        verified: Every byte was compared with what was saved, and no damage was found since.
-        exported: The store has a Hugging Face export of the step, whose files were checked.
-        labels: Required texts by name; `*` is any text.
-        metrics: Bounds by name. NaN is out of all bounds.
+        verified: Every byte must have been compared with what was saved, without damage since.
+        exported: The store must have a Hugging Face export of the step, with checked files.
+        labels: Required texts by label; `*` is any text.
+        metrics: Bounds by metric. NaN is outside all bounds.
         webhook: URL that gets a POST, and answers `{"allow": true}`, or false and a `reason`.
     """
 
@@ -142,7 +142,7 @@ class Automation(ForAliases):
 
 
 class Schedule(ForRuns):
-    """Schedule that acts on runs again and again.
+    """Schedule of an action on runs at set times.
 
     Attributes:
         name: Name of the schedule; its operations have the caller `schedule:<name>`.
@@ -390,10 +390,10 @@ class Settings(BaseSettings):
         return self
 
     def check_issuer_url(self, url: object) -> str:
-        """Return an issuer's URL if nobody on the way can change the answers.
+        """Return the URL of an issuer if nobody in the network can change its answers.
 
         Raises:
-            SettingsError: It is neither https nor on this machine.
+            SettingsError: The URL is neither https nor of this machine.
         """
         text = url if isinstance(url, str) else ""
         try:
@@ -460,7 +460,7 @@ class Settings(BaseSettings):
         if not self.jobs_database_url:
             chosen["jobs_database_url"] = f"sqlite:///{folder / JOBS}"
         for name, value in chosen.items():
-            # The model is frozen; defaults are filled in here only.
+            # The model is frozen: only this method fills in its defaults.
             object.__setattr__(self, name, value)
         if unknown := sorted({*self.adopt_from} - {*self.root_uris}):
             raise SettingsError(
@@ -480,7 +480,7 @@ class Settings(BaseSettings):
         return self
 
     def database_in(self, place: StoreURI) -> str | None:
-        """Return the setting that places a database or the data folder in `place`, if any."""
+        """Return the setting that has a database or the data folder inside `place`; None: none."""
         files = {
             "CAIRN_DATA_DIR": str(self.data_dir),
             "CAIRN_DATABASE_URL": _sqlite_file(self.database_url),
@@ -495,7 +495,10 @@ class Settings(BaseSettings):
 
     @property
     def root_uris(self) -> dict[str, StoreURI]:
-        """Every root by name, `default` first, confined to its folder and its `adopt_from`."""
+        """Every root of the settings by name, `default` first.
+
+        Each is confined to its own folder and to the folders in `adopt_from`.
+        """
         named = {DEFAULT_ROOT: self.root, **self.roots}
         return {
             name: with_confinement(parse_uri(uri), map(parse_uri, self.adopt_from.get(name, ())))
@@ -503,7 +506,11 @@ class Settings(BaseSettings):
         }
 
     def rules_without_roots(self, added: Iterable[str]) -> list[str]:
-        """Describe gates, schedules and automations that match no root, `added` ones included."""
+        """Describe the gates, schedules and automations that match no root.
+
+        Args:
+            added: Names of the roots that were added at run time.
+        """
         roots = {DEFAULT_ROOT, *self.roots, *added}
         rules: list[tuple[str, str, ForRuns]] = [
             *(("GATES", entry.alias, entry) for entry in self.gates),
@@ -525,7 +532,7 @@ class Settings(BaseSettings):
         """Create the data folder.
 
         Raises:
-            SettingsError: It cannot be created or written.
+            SettingsError: The folder cannot be created, or not be written to.
         """
         try:
             self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -537,7 +544,7 @@ class Settings(BaseSettings):
 
 
 def load_settings(**options: Any) -> Settings:
-    """Load the settings of the environment; values of `given` that are not None win.
+    """Load the settings of the environment; `options` that are not None override them.
 
     Raises:
         SettingsError: A setting is invalid; the message names every such variable.
@@ -560,13 +567,14 @@ def load_settings(**options: Any) -> Settings:
 
 
 def load_administered(data_dir: Path | None) -> tuple[Settings, str | None]:
-    """Load the settings for an administrator's command, which need not name the store.
+    """Load the settings for an administrator's command, even if the caller names no store.
 
     Args:
         data_dir: Data folder of the server; None: that of the named store, or the only one.
 
     Returns:
-        The settings, and the store that the data folder belongs to, if the caller did not name it.
+        The settings; and the store that the data folder belongs to, or None if the caller named the
+        store or the folder.
 
     Raises:
         SettingsError: See `load_settings`; or there are several data folders to choose from.
@@ -579,7 +587,7 @@ def load_administered(data_dir: Path | None) -> tuple[Settings, str | None]:
 
 
 def _sqlite_file(url: str) -> str | None:
-    """Return the file of a database; None: it is on a server, or in memory."""
+    """Return the path of a SQLite database; None: the database is on a server, or in memory."""
     scheme, _, rest = url.partition("://")
     file = rest.removeprefix("/").partition("?")[0].removeprefix("file:")
     return file if scheme.partition("+")[0] == "sqlite" and file not in ("", ":memory:") else None
@@ -598,7 +606,7 @@ _JSON: Final = {
 
 @lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address (brackets allowed) is this machine only."""
+    """Return whether a host name or address, perhaps in brackets, is of this machine only."""
     if host.lower().rstrip(".") == "localhost":
         return True
     try:

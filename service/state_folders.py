@@ -1,9 +1,9 @@
 """Default folders of databases, one for each store.
 
-    <state>/cairn/                 of the first store that was served
-    <state>/cairn/stores/<name>-<digest>/    of each other store
+<state>/cairn/                 of the first store that was served
+<state>/cairn/stores/<name>-<digest>/    of each other store
 
-A folder's catalog says which store it belongs to: its root `default`. Nothing is ever moved.
+The catalog in a folder has the store that it belongs to: its root `default`. A folder never moves.
 """
 
 import hashlib
@@ -39,14 +39,17 @@ def folder_of_store(uri: str) -> Path:
 def folder_of_any(uri: str) -> tuple[Path, str | None]:
     """Return the databases' folder for a command whose caller has not named a store.
 
-    It is that of the store at `uri` or else of the only known store, whose URI is then the second
-    value.
+    This is the folder of the store at `uri`, if that has databases, or else of the only store that
+    has.
 
     Args:
         uri: URI of the root that is served if the caller names none.
 
+    Returns:
+        The folder; and the URI of its store if that is another one than `uri`, else None.
+
     Raises:
-        SettingsError: There are several stores, and none of them is at `uri`.
+        SettingsError: Several other stores have databases.
     """
     own = folder_of_store(uri)
     folders = [*_database_folders()]
@@ -62,7 +65,7 @@ def folder_of_any(uri: str) -> tuple[Path, str | None]:
 
 
 def folders_beside(folder: Path) -> list[str]:
-    """Describe the folders of other stores' databases, if `folder` has no databases yet.
+    """Describe the folders of other stores' databases; none if `folder` has databases itself.
 
     Args:
         folder: Folder from `folder_of_store`.

@@ -142,10 +142,10 @@ class Issuer:
         )
 
     def _key(self, header: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-        """Return the issuer's key that signed a token, and the signature's algorithm.
+        """Return the issuer's key that a token's header names, and the algorithm.
 
         Args:
-            header: Header of the token, not verified yet.
+            header: Header of the token, which is not verified yet.
 
         Raises:
             UnauthenticatedError: The algorithm is not accepted, or not exactly one key fits.

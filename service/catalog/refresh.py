@@ -298,8 +298,7 @@ class Index:
         with self.catalog.read() as session:
             version = rows.run_version(session, root, name)
         # Before the records: a change while they are read outdates this token, and the next refresh
-        # reads
-        # them again.
+        # reads them again.
         stamp = change_token(run.uri)
         if version is not None and not anew and _is_current(version, run, stamp):
             return True

@@ -83,8 +83,7 @@ def _fetch(http: httpx.Client, path: str, file: BinaryIO) -> None:
                     expected = _expected_crc32c(response.headers.get("repr-digest", ""))
                     checksum = _checksum()
                     # Without CRC-32C here, only the server can compare the checksum, and only if it
-                    # sends the
-                    # whole file: then do not resume.
+                    # sends the whole file: then do not resume.
                     apart = expected is None or checksum is not None
                     etag = _strong(response.headers.get("etag")) if apart else None
                 for chunk in response.iter_bytes():

@@ -28,14 +28,14 @@ HEADERS: Final = {
 
 
 class _OwnFiles(StaticFiles):
-    """Static files that browsers revalidate at every use.
+    """Static files that browsers revalidate before each use.
 
     Without `Cache-Control`, browsers cache a file for about a tenth of its age. After an upgrade,
     they would then run old scripts on new pages.
     """
 
     def file_response(self, *args: Any, **options: Any) -> Response:
-        """Answer with the file, or with 304, and `Cache-Control: no-cache`."""
+        """Return the answer with the file, or a 304, with `Cache-Control: no-cache`."""
         response = super().file_response(*args, **options)
         response.headers["Cache-Control"] = "no-cache"
         return response

@@ -62,22 +62,33 @@ class StepRequest(PageRequest):
         return f"{self.plane.place(self.root, self.run)}/steps/{self.step}"
 
     def open_step(self) -> OpenStep:
-        """Open the step's manifest and index. Raises the errors of `actions.open_step`."""
+        """Open the step's manifest and index.
+
+        Raises:
+            StorageError, ServiceError: See `actions.tensors.open_step`.
+        """
         return tensors.open_step(self.plane, *self.names)
 
     def require_shown(self, attempt: int | None) -> None:
-        """Raise if the listed step is of another attempt than the step that the page showed.
+        """Raise unless the listed step is the one that the page showed.
+
+        Args:
+            attempt: Attempt of the step that the page showed; None: the page showed none.
 
         Raises:
-            StepChangedError: The step was saved again.
-            StorageError: See `actions.open_step`.
+            StepChangedError: The step was saved again by another attempt.
+            StorageError: See `open_step`.
         """
         if attempt is not None:
             run = self.plane.run(self.root, self.run)
             checkpoints.require_attempt(run, run.step(self.step), attempt)
 
     def checkpoint(self) -> Checkpoint:
-        """Get the step from the catalog. Raises the errors of `actions.get_checkpoint`."""
+        """Return the step from the catalog.
+
+        Raises:
+            StorageError, ServiceError: See `actions.checkpoints.get_checkpoint`.
+        """
         return checkpoints.get_checkpoint(self.plane, *self.names, refresh=False)
 
 

@@ -46,4 +46,4 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
 """Routers whose routes require a permission."""
 
 OPEN_ROUTERS: Final[tuple[APIRouter, ...]] = (sign_in.router,)
-"""Routers that require no permission, since callers who sign in have none yet."""
+"""Routers that require no permission: nobody has one before the sign-in."""

@@ -22,7 +22,7 @@ Next = Annotated[str, Query(alias="next", max_length=4096)]
 
 @router.get(SIGN_IN)
 def sign_in_page(request: Request, target: Next = "/") -> Response:
-    """Show the form that asks for a key. A server without keys redirects to the page at once."""
+    """Show the form that asks for a key; without keys, redirect to `target` at once."""
     if not _has_keys(request):
         return RedirectResponse(own_path(target), HTTPStatus.SEE_OTHER)
     return _form(request, target)
@@ -30,10 +30,11 @@ def sign_in_page(request: Request, target: Next = "/") -> Response:
 
 @router.post(SIGN_IN)
 async def sign_in(request: Request) -> Response:
-    """Begin a session, and redirect to the page that the browser asked for first."""
+    """Begin a session, and redirect to the page that the browser requested before the sign-in."""
     if not _has_keys(request):
         return RedirectResponse("/", HTTPStatus.SEE_OTHER)
-    # There is no CSRF token yet: this keeps other sites from signing a browser in (login CSRF).
+    # A CSRF token exists only after the sign-in. This check keeps other sites from signing a
+    # browser in (login CSRF).
     require_own_page(request.scope)
     body = (await request.body()).decode("utf-8", "replace")
     try:
@@ -69,12 +70,12 @@ async def sign_out(request: Request) -> Response:
 
 
 def own_path(target: str) -> str:
-    """Return `wanted` if it is a path on this server, else `/`: this prevents open redirects."""
+    """Return `target` if it is a path on this server, else `/`: this prevents open redirects."""
     try:
         split = urlsplit(target)
     except ValueError:
         return "/"
-    # Browsers take a backslash for a slash, and drop tabs and newlines: `/\evil` means `//evil`.
+    # Browsers read a backslash as a slash, and drop tabs and newlines: `/\evil` means `//evil`.
     plain = target.isascii() and target.isprintable() and " " not in target and "\\" not in target
     is_path = target.startswith("/") and not target.startswith("//")
     return target if plain and is_path and not split.scheme and not split.netloc else "/"

@@ -1,7 +1,8 @@
 """Deliveries of events to webhooks, and their tries.
 
-A webhook has a position in the list of events, and a delivery for every event that it wants. For
-each run, only the earliest pending delivery is tried, so a receiver gets a run's events in order.
+A webhook has a position in the list of events, and one delivery for each event of its kinds, roots
+and runs. For each run, only the earliest pending delivery is tried, so a receiver gets the events
+of a run in order.
 """
 
 import secrets
@@ -21,7 +22,7 @@ from cairn.service.events.webhooks import require_webhook, wants
 from cairn.service.schemas import Delivery, DeliveryState, DeliveryTry, Event, EventKind
 
 AT_ONCE: Final = 500
-"""Events that a webhook takes up in one transaction."""
+"""Largest number of events that get their deliveries in one transaction."""
 
 TRIES_KEPT: Final = 20
 
@@ -53,12 +54,12 @@ class Due(NamedTuple):
 
 
 def _of(webhook: str) -> tuple[str, str]:
-    """Return the lock under which a webhook takes up events."""
+    """Return the lock (see `Catalog.write`) under which a webhook's deliveries are added."""
     return "", f"webhook {webhook}"
 
 
 def waiting_webhooks(connection: Connection, now: datetime) -> list[str]:
-    """Return the ids of webhooks that have events to take up or deliveries to try."""
+    """Return the ids of webhooks that have new events, or deliveries that are due."""
     newest = select(func.coalesce(func.max(EventRow.id), 0)).scalar_subquery()
     tried = (
         select(DeliveryRow.id)
@@ -74,7 +75,7 @@ def waiting_webhooks(connection: Connection, now: datetime) -> list[str]:
 
 
 def take_up(catalog: Catalog, webhook: str, now: datetime) -> None:
-    """Add deliveries of the events that a webhook wants, and move its position past them."""
+    """Add a delivery for each new event that a webhook wants, and move its position past them."""
     while True:
         with catalog.write(_of(webhook)) as session:
             row = session.get(WebhookRow, webhook, with_for_update=True)
@@ -92,7 +93,11 @@ def take_up(catalog: Catalog, webhook: str, now: datetime) -> None:
 
 
 def next_due(connection: Connection, webhook: str, now: datetime) -> Due | None:
-    """Return the next delivery to try, the first pending one of some run; None: none is due."""
+    """Return the delivery to try next; None: none is due.
+
+    It is the first pending delivery of its run, and of these the one that is due for the longest
+    time.
+    """
     first = (
         select(func.min(DeliveryRow.event_id))
         .where(DeliveryRow.webhook_id == webhook, DeliveryRow.state == _PENDING)
@@ -115,13 +120,16 @@ def next_due(connection: Connection, webhook: str, now: datetime) -> Due | None:
 def note_try(
     catalog: Catalog, due: Due, tried: DeliveryTry, *, again: timedelta | None
 ) -> DeliveryState:
-    """Record the outcome of a try, unless somebody asked for a new delivery meanwhile.
+    """Record the outcome of a try, unless a client has requested a redelivery meanwhile.
 
     Args:
         catalog: Catalog that has the delivery.
         due: Delivery that was tried.
         tried: Outcome of the try.
         again: Time to wait before the next try; None: there is no next try.
+
+    Returns:
+        The state of the delivery after this try.
     """
     state = DeliveryState.DELIVERED
     if tried.error is not None:
@@ -204,7 +212,7 @@ def send_test(catalog: Catalog, webhook: str, now: datetime) -> Delivery:
         require_webhook(session, webhook)
         connection = session.connection()
         publish(connection, event)
-        # `publish` took the lock of event ids, so this is its event.
+        # `publish` acquired the lock of event ids, so this is its event.
         newest = connection.scalar(select(func.max(EventRow.id))) or 0
         (stored,) = queries.events(connection, after=newest - 1, limit=1)
         added = connection.execute(_ADD, _row(webhook, stored, now))

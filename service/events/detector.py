@@ -1,7 +1,7 @@
-"""Detection of events that write no row of the catalog: ended jobs, and a stale index.
+"""Detection of events that change no row of the catalog: ended jobs, and a stale index.
 
-Jobs have a database of their own, which keeps their ends for good. Each end is published from there
-exactly once, however late, so no end is lost between the two databases.
+Jobs have a database of their own, which keeps the time of their end for good. Each end is published
+exactly once, even if the server was down at that time.
 """
 
 from collections.abc import Mapping
@@ -21,17 +21,19 @@ OVERLAP: Final = timedelta(minutes=10)
 """Largest expected difference between the clocks of workers."""
 
 LOOKBACK: Final = timedelta(days=30)
-"""Time to look back if no end of a job was ever published."""
+"""Age of the oldest end of a job that is published if none was published before."""
 
 BEHIND_SECONDS: Final = 900.0
-"""Age of a root's last scan at which the index counts as stale. It is more where scans take
-long."""
+"""Age of a root's last scan, in seconds, at which the index counts as stale.
+
+It is more for roots whose scans are further apart.
+"""
 
 _LATE: Final = 2.0  # multiple of the interval between the last two scans
 
 
 class EventDetector:
-    """Detector of ended jobs and stale roots, which is called again and again.
+    """Detector of ended jobs and stale roots, whose methods are called again and again.
 
     Args:
         catalog: Catalog to publish events in.
@@ -52,12 +54,12 @@ class EventDetector:
         self._scanned: dict[str, tuple[datetime, float]] = {}
 
     def jobs(self, now: datetime) -> None:
-        """Publish the ends of jobs."""
+        """Publish the events of jobs that have ended since the last call."""
         if self._since is None:
             with self._catalog.query() as connection:
                 self._since = last_job_end(connection) or now - LOOKBACK
         ended = self._jobs.ended(self._since - OVERLAP)
-        # In order of time: after a crash, a successor goes on from the last end that was published.
+        # In order of time: after a crash, the next process starts from the last published end.
         for moment, operation, state in sorted(ended - self._told):
             try:
                 job = self._jobs.get(operation)
@@ -68,7 +70,7 @@ class EventDetector:
         self._told = ended
 
     def index(self, now: datetime) -> None:
-        """Publish roots whose last scan is old or failed, once for each last scan."""
+        """Publish one event for each root whose last scan is old or failed, but once per scan."""
         roots = dict(self._roots.items())
         with self._catalog.read() as session:
             root_rows = {root: rows.find_root(session, root) for root in roots}
@@ -85,9 +87,10 @@ class EventDetector:
             self._tell([NewEvent(EventKind.INDEX_BEHIND, root, "", (looked,), detail)])
 
     def _is_late(self, root: str, scanned: datetime, now: datetime) -> bool:
-        """Return whether the next scan is overdue, by the time that the last two scans were apart.
+        """Return whether the next scan of a root is overdue.
 
-        A large bucket is scanned less often.
+        This depends on the time between its last two scans, since a large bucket is scanned less
+        often.
         """
         last, apart = self._scanned.get(root, (scanned, 0.0))
         if scanned > last:

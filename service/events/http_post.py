@@ -1,7 +1,8 @@
-"""Post of one request to one address, which reads only the answer's status.
+"""POST of one request to one address. Only the status of the answer is read.
 
 The standard library's client resolves names by itself, follows redirects, and applies its timeout
-to each read. A receiver could lead it to another address, or hold it for ever.
+to each read. With it, a receiver could redirect to an internal address, or keep a request open for
+ever.
 """
 
 import http.client
@@ -19,25 +20,31 @@ from cairn.service.settings import Networks
 
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS = 15.0
-"""Time limit for the whole exchange, up to the end of the answer's head."""
+"""Time limit of the whole exchange, up to the end of the answer's headers."""
 
 READ_BYTES: Final = 64 * 1024
-"""Largest number of bytes that are read of an answer."""
+"""Largest number of bytes of an answer that are read."""
 
 
 _SHOWN: Final = 300
 
 
 class PostFailedError(Exception):
-    """No understandable answer came in time; the message says why."""
+    """No valid answer came in time; the message has the reason."""
 
 
 def post(target: Target, headers: Mapping[str, str], body: bytes, networks: Networks) -> int:
     """Send a POST request, and return the status of the answer.
 
+    Args:
+        target: Address to send to.
+        headers: Headers of the request.
+        body: Body of the request.
+        networks: Private networks that are allowed.
+
     Raises:
         TargetRefusedError: The target's address is not allowed.
-        PostFailedError: No answer came in time.
+        PostFailedError: No valid answer came in time.
     """
     until = time.monotonic() + ANSWER_SECONDS
     try:
@@ -56,7 +63,17 @@ def post(target: Target, headers: Mapping[str, str], body: bytes, networks: Netw
 
 
 def _connect(target: Target, networks: Networks, until: float) -> socket.socket:
-    """Connect to the first of the target's addresses that accepts."""
+    """Connect to the first of the target's addresses that accepts.
+
+    Args:
+        target: Address to connect to.
+        networks: Private networks that are allowed.
+        until: Deadline, on the monotonic clock.
+
+    Raises:
+        TargetRefusedError: An address is not allowed.
+        OSError: The name does not resolve, or no address accepts in time.
+    """
     failure: OSError = OSError("the name means no address")
     for address in resolve(target, networks):
         wait = min(CONNECT_SECONDS, _left(until))
@@ -100,14 +117,14 @@ def _request(target: Target, headers: Mapping[str, str], body: bytes) -> bytes:
 
 
 class _Limited:
-    """Connection as `http.client` reads it, with a deadline and a size limit."""
+    """Connection with a deadline and a size limit, with the one method that `http.client` calls."""
 
     def __init__(self, connection: socket.socket, until: float) -> None:
         self._connection = connection
         self._until = until
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        """Return a file of the bytes that arrive."""
+        """Return a file that reads from the connection."""
         return io.BufferedReader(_Reader(self._connection, self._until))
 
 
@@ -130,7 +147,7 @@ class _Reader(io.RawIOBase):
 
 
 def _left(until: float) -> float:
-    """Return the seconds up to a moment of the monotonic clock.
+    """Return the seconds until a moment of the monotonic clock.
 
     Raises:
         TimeoutError: The moment is past.

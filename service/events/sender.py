@@ -1,4 +1,4 @@
-"""Sender of events: one process of all that share a catalog, with a thread for each receiver."""
+"""Sender of events: one of the processes that share a catalog, with a thread for each receiver."""
 
 import json
 import logging
@@ -47,28 +47,33 @@ NOTICE_SECONDS = 4.0
 """Interval between two checks of jobs and roots."""
 
 ASK_SECONDS = 5.0
-"""Interval at which a process that does not deliver checks whether the one that does is gone."""
+"""Interval at which the other processes check whether the sending one is gone."""
 
 PRUNE_SECONDS = 600.0
-"""Interval between two searches for old events. While there are any, each check removes a batch."""
+"""Interval between two searches for old events, in seconds.
+
+While there are old events, each check for deliveries removes a batch.
+"""
 
 AT_ONCE: Final = 8
-"""Receivers that are sent to at a time, one message each."""
+"""Largest number of receivers that get a message at the same time."""
 
 IN_A_ROW: Final = 100
-"""Messages to one receiver before others have their turn."""
+"""Largest number of messages to one receiver before others get theirs."""
 
 STOP_SECONDS: Final = 20.0
 
 RETRY_SECONDS: tuple[float, ...] = (5, 30, 120, 600, 1800, 7200, 14400, 21600, 43200)
-"""Delays from each try of a delivery to the next, before jitter: over a day in all. After the last
-try, the event is given up."""
+"""Seconds from each try of a delivery to the next, before jitter: more than a day in all.
+
+After the last try, the delivery is given up.
+"""
 
 _SPREAD: Final = 0.3
 
 
 class Sender:
-    """Sender that delivers in threads of its own, while no other process of this catalog does.
+    """Sender of events in threads of its own; it waits while another process of the catalog sends.
 
     Args:
         settings: Settings of the server.
@@ -120,17 +125,17 @@ class Sender:
             self._stop.wait(POLL_SECONDS)
 
     def _prune(self) -> None:
-        """Remove a batch of old events; the next check goes on, unless this was the last batch."""
+        """Remove a batch of old events; if there was one, the next check removes another."""
         self._prune_next = time.monotonic() + PRUNE_SECONDS
         if prune_events(self._catalog, utc_now() - self._kept, self._automations):
             self._prune_next = 0.0
 
     def _take_name(self) -> bool:
-        """Return whether this process delivers; try to become the one that does."""
+        """Return whether this process is the sending one; if none is, try to become it."""
         if self._has_name:
             return True
         try:
-            self._name.release()  # a cut session may still be open
+            self._name.release()  # a session that was cut may still be open
             self._name.acquire(self._lose_name)
         except JobsBusyError:
             return False
@@ -162,7 +167,7 @@ class Sender:
                 self._busy.discard(webhook)
 
     def _deliver(self, webhook: str) -> None:
-        """Take up new events, and try the due deliveries."""
+        """Add deliveries for new events, and try those that are due."""
         take_up(self._catalog, webhook, utc_now())
         for _ in range(IN_A_ROW):
             if self._stop.is_set() or not self._has_name:
@@ -175,7 +180,7 @@ class Sender:
             tried = self._try(row, due)
             again = None
             if tried.error is not None and due.attempts < len(RETRY_SECONDS):
-                # The jitter spreads deliveries that failed together.
+                # The jitter spreads deliveries that failed at the same time.
                 jitter = 1 + _SPREAD * (2 * random.random() - 1)
                 again = timedelta(seconds=RETRY_SECONDS[due.attempts] * jitter)
             state = note_try(self._catalog, due, tried, again=again)
@@ -215,7 +220,7 @@ class Sender:
 
 
 def _name_of(settings: Settings) -> WorkerName:
-    """Return the name (a lock) of the delivering process, beside the catalog or in its database."""
+    """Return the lock of the sending process: a file beside the catalog, or in its database."""
     url = make_url(settings.database_url)
     place = Path(url.database).absolute() if url.database else settings.data_dir
     folder = place.parent if url.database else place

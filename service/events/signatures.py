@@ -15,7 +15,7 @@ SECRET_BYTES: Final = 32
 
 
 def make_secret() -> str:
-    """Return a new secret for one webhook, in the form that its receiver gets."""
+    """Return a new secret for one webhook, as text that its receiver stores."""
     return PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
 
 

@@ -1,14 +1,14 @@
-"""Targets that events may be sent to: no networks that only this machine can reach.
+"""Targets that events may be sent to: public addresses, and private networks of the settings.
 
 The author of a webhook decides where this server connects to (SSRF). So a name is resolved first,
-addresses that are not public are refused, and the connection goes to the very address that was
-checked: a name that resolves to another address a moment later (DNS rebinding) leads nowhere else.
+addresses that are not public are refused, and the connection goes to an address that was checked: a
+name that resolves to another address a moment later (DNS rebinding) has no effect.
 
 Public addresses are listed here, since `is_global` of Python's `ipaddress` differs between patch
 releases. Source: IANA's Special-Purpose Address Registries for IPv4 and IPv6 (RFC 6890, RFC 8190,
-and what they list since) and IANA's IPv6 Global Unicast Address Space (RFC 4291). Blocks without a
-globally reachable host that takes webhooks are refused whole, with the anycast addresses of
-192.0.0.0/24 and 2001::/23.
+and later entries) and IANA's IPv6 Global Unicast Address Space (RFC 4291). A block is refused as a
+whole if no public host in it could receive webhooks: so the anycast addresses of 192.0.0.0/24 and
+2001::/23 are refused too.
 """
 
 import ipaddress
@@ -32,10 +32,10 @@ _NOT_PUBLIC_IPV4: Final = tuple(
         "10.0.0.0/8",  # private use: RFC 1918
         "100.64.0.0/10",  # shared address space: RFC 6598
         "127.0.0.0/8",  # loopback: RFC 1122
-        "168.63.129.16/32",  # a public address, but the host of each Azure machine
+        "168.63.129.16/32",  # public, but it reaches the host of an Azure machine
         "169.254.0.0/16",  # link local, metadata of clouds: RFC 3927
         "172.16.0.0/12",  # private use: RFC 1918
-        "192.0.0.0/24",  # protocol assignments, metadata of a cloud: RFC 6890
+        "192.0.0.0/24",  # protocol assignments, a cloud's metadata: RFC 6890
         "192.0.2.0/24",  # documentation: RFC 5737
         "192.88.99.0/24",  # relays of 6to4, deprecated: RFC 7526
         "192.168.0.0/16",  # private use: RFC 1918
@@ -55,17 +55,20 @@ _NOT_PUBLIC_IPV6: Final = tuple(
         "2001::/23",  # protocol assignments, Teredo (has an IPv4 address in it): RFC 2928, RFC 4380
         "2001:db8::/32",  # documentation: RFC 3849
         "2002::/16",  # 6to4, which has an IPv4 address in it: RFC 3056
-        "3ffe::/16",  # 6bone, given back: RFC 3701
+        "3ffe::/16",  # 6bone, returned to IANA: RFC 3701
         "3fff::/20",  # documentation: RFC 9637
     )
 )
 # Addresses of both blocks have the IPv4 address that a connection goes to in their last 4 bytes.
 _IPV4_IN_IPV6: Final = (
     IPv6Network("::ffff:0:0/96"),  # mapped: RFC 4291
-    IPv6Network("64:ff9b::/96"),  # NAT64, with which hosts without IPv4 reach it: RFC 6052
+    IPv6Network("64:ff9b::/96"),  # NAT64, by which hosts without IPv4 reach it: RFC 6052
 )
 _ISATAP: Final = frozenset({0x00005EFE, 0x02005EFE})
-"""Third 32-bit word of ISATAP addresses; the last word is a site's own IPv4 host: RFC 5214."""
+"""Values of the third 32-bit word of ISATAP addresses (RFC 5214).
+
+The last word is the IPv4 address of a host in a site's own network.
+"""
 
 
 class Target(NamedTuple):
@@ -87,7 +90,11 @@ class Target(NamedTuple):
 
 
 def parse_target(url: str, networks: Networks) -> Target:
-    """Parse the URL of a webhook, and check all that needs no name resolution.
+    """Parse the URL of a webhook, and check everything that needs no name resolution.
+
+    Args:
+        url: URL of the webhook.
+        networks: Private networks that are allowed.
 
     Raises:
         TargetRefusedError: The URL is invalid, or leads to an address that is not allowed.
@@ -137,7 +144,7 @@ def check_addresses(addresses: Iterable[Address], scheme: str, networks: Network
         TargetRefusedError: An address is not allowed.
     """
     for address in addresses:
-        # An IPv6 address that embeds an IPv4 address leads to that one.
+        # An IPv6 address that embeds an IPv4 address leads to the IPv4 address.
         embeds = any(address in network for network in _IPV4_IN_IPV6)
         reached = IPv4Address(int(address) & 0xFFFFFFFF) if embeds else address
         if any(reached in network or address in network for network in networks):
@@ -163,7 +170,7 @@ def _is_public(address: Address) -> bool:
 
 
 def _literal(host: str) -> Address | None:
-    """Parse a host that is an address, in odd forms too (`127.1`, `0x7f.1`); None: it is a name."""
+    """Parse a host that is an address, in odd forms too (`127.1`, `0x7f.1`); None: a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:

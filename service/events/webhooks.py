@@ -17,7 +17,7 @@ from cairn.service.events.signatures import make_secret
 from cairn.service.schemas import DeliveryState, EventKind, WebhookRequest
 
 TABLE: Final = ("", "webhooks")
-"""Lock under which webhooks are created and deleted."""
+"""Root and run of the lock for changes of webhooks; see `Catalog.write`."""
 
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz234567"
 _LENGTH: Final = 12
@@ -86,16 +86,16 @@ def count_deliveries(catalog: Catalog) -> Mapping[tuple[str, DeliveryState], int
 
 
 def count_dead(catalog: Catalog) -> int:
-    """Count the deliveries that were given up, and not requested again."""
+    """Count the deliveries that were given up, and that no client has requested again."""
     query = select(func.count()).where(DeliveryRow.state == DeliveryState.DEAD.value)
     with catalog.query() as connection:
         return connection.scalar(query) or 0
 
 
 def waiting_since(catalog: Catalog) -> datetime | None:
-    """Return the time of the oldest event that some webhook still waits for; None: there is none.
+    """Return the time of the oldest event that a webhook has not received; None: there is none.
 
-    Includes events that a webhook has not taken up yet, and may not want.
+    Events for which a webhook has no deliveries yet are included, even if it does not want them.
     """
     pending = select(DeliveryRow.event_id).where(DeliveryRow.state == DeliveryState.PENDING.value)
     seen = select(func.min(WebhookRow.position)).scalar_subquery()
@@ -108,9 +108,9 @@ def waiting_since(catalog: Catalog) -> datetime | None:
 
 
 def wants(webhook: WebhookRow, event: EventColumns) -> bool:
-    """Return whether a webhook wants an event.
+    """Return whether an event is one that a webhook has asked for.
 
-    Test events are for the tested webhook only, which gets its delivery by `send_test`.
+    False for test events: only the tested webhook gets them, by `send_test`.
     """
     return (
         event.kind != EventKind.WEBHOOK_TEST

@@ -1,4 +1,4 @@
-"""Parsed filters: conditions, their combinations, and quoted text in them.
+"""Parsed filters: conditions, their combinations, and the quoted text in them.
 
 A condition is true or false, and `Not` negates it. If an entry lacks the field, every `Comparison`
 is false.
@@ -55,9 +55,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Has:
-    """Condition that a field has a value, or has `member` among its values.
+    """Condition that a field has a value.
 
-    For a text field, `member` is a substring, in any case. None: the field has any value.
+    Attributes:
+        path: Field, or member of a keyed field.
+        member: Value that must be among the field's values; in a text field, a part of the text in
+            any case. None: any value.
     """
 
     path: Path
@@ -109,7 +112,7 @@ def _inner(part: Expression) -> str:
 
 
 def quote(text: str) -> str:
-    """Quote any text for a filter: a label's name with dots, for example, or its value."""
+    """Quote a text for a filter, such as a label's name with dots in it, or a label's value."""
     return '"' + _SPECIAL.sub(r"\\\g<0>", text) + '"'
 
 

@@ -10,7 +10,7 @@ from cairn.service.schemas import AuditOutcome, Better, CheckpointState
 
 
 class Kind(Enum):
-    """Kind of a field's values; the value is the wording in error messages."""
+    """Kind of a field's values; the enum's own values are texts for error messages."""
 
     TEXT = "text"
     CHOICE = "one word of several"
@@ -21,7 +21,7 @@ class Kind(Enum):
 
     @property
     def python(self) -> type:
-        """Python type of such values."""
+        """Python type of the values of this kind."""
         return _PYTHON.get(self, str)
 
 

@@ -22,7 +22,7 @@ class Term:
     Attributes:
         path: Field, or member of a keyed field.
         field: Definition of the field.
-        descending: Large values, late moments and late letters come first.
+        descending: Largest values first.
     """
 
     path: Path
@@ -42,7 +42,7 @@ def parse_order(text: str, fields: Mapping[str, Field]) -> tuple[Term, ...]:
         fields: Fields of the list's entries.
 
     Raises:
-        InvalidRequestError: The text is no order; the error names the position, and what was
+        InvalidRequestError: The text is no valid order; the error has the position, and what was
             expected there.
     """
     reader = TextReader(

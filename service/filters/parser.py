@@ -69,7 +69,7 @@ def parse_filter(text: str, fields: Mapping[str, Field]) -> Expression | None:
         fields: Fields of the list's entries.
 
     Raises:
-        InvalidRequestError: The text is no filter; the error names the position, and what was
+        InvalidRequestError: The text is no valid filter; the error has the position, and what was
             expected there.
     """
     reader = TextReader(text, "filter", kept=fields)

@@ -17,7 +17,8 @@ class Search:
 
     Attributes:
         filter: Condition on entries; None: all entries.
-        order: Sort keys, the most significant first; ties come in the list's own order.
+        order: Sort keys, the most significant first; equal entries are sorted in the list's own
+            order.
     """
 
     filter: Expression | None = None
@@ -54,7 +55,7 @@ class Search:
         return f", {hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
     def key_kinds(self, last: Mapping[str, type]) -> list[type | tuple[type, ...]]:
-        """Return the possible types of each part of an entry's sort key in this order.
+        """Return the possible types of each part of a sort key in the order of this search.
 
         Args:
             last: Types of the list's own sort keys, by field.

@@ -21,10 +21,16 @@ _KEPT_ELSEWHERE: Final[Mapping[str, str]] = {
 
 
 class TextReader:
-    """Query parameter that is read up to a position."""
+    """Text of a query parameter, and the position up to which it was read."""
 
     def __init__(self, text: str, parameter: str, *, kept: Mapping[str, Field]) -> None:
-        """Begin to read a query parameter, about entries with these fields."""
+        """Begin to read a query parameter.
+
+        Args:
+            text: Text of the parameter.
+            parameter: Name of the parameter, for errors.
+            kept: Fields of the list's entries, by name.
+        """
         self._text, self._parameter, self._kept = text, parameter, kept
         self._at = 0
 
@@ -39,7 +45,11 @@ class TextReader:
         return self.place() == len(self._text)
 
     def take(self, *signs: str) -> str | None:
-        """Read one of several signs, if it comes next; longer signs must come first in `signs`."""
+        """Read one of several signs if it comes next, and return it; else return None.
+
+        Args:
+            signs: The signs; a sign that begins with another one must come before it.
+        """
         at = self.place()
         for sign in signs:
             if self._text.startswith(sign, at):
@@ -48,7 +58,7 @@ class TextReader:
         return None
 
     def take_word(self, *words: str) -> str | None:
-        """Read one of several words, if it comes next."""
+        """Read one of several words if it comes next, and return it; else return None."""
         word = _WORD.match(self._text, self.place())
         if word is None or word[0] not in words:
             return None
@@ -56,7 +66,14 @@ class TextReader:
         return word[0]
 
     def string(self, expected: str) -> str | None:
-        """Read a quoted text, if it comes next, and return it without quotes."""
+        """Read a quoted text if it comes next, and return it without quotes; else return None.
+
+        Args:
+            expected: Description of what was expected, for the error.
+
+        Raises:
+            InvalidRequestError: The quotes are not closed, or an escape is invalid.
+        """
         at = self.place()
         if self._text[at : at + 1] not in ("'", '"'):
             return None
@@ -71,7 +88,10 @@ class TextReader:
         return unquote(string[0])
 
     def word(self) -> str | None:
-        """Read a text without quotes, up to a space, comma, parenthesis or operator."""
+        """Read a text without quotes and return it; None: no such text comes next.
+
+        It ends before a space, comma, parenthesis or operator.
+        """
         word = _WORD.match(self._text, self.place())
         if word is None:
             return None
@@ -82,7 +102,7 @@ class TextReader:
         """Read a field, or a member of a keyed field, and return it with the field's definition.
 
         Raises:
-            InvalidRequestError: Something else comes next.
+            InvalidRequestError: The next text is neither.
         """
         at = self.place()
         name = _NAME.match(self._text, at)
@@ -105,8 +125,11 @@ class TextReader:
     def key(self, field: str) -> str:
         """Read the name of a member of a keyed field.
 
+        Args:
+            field: Name of the field, for the error.
+
         Raises:
-            InvalidRequestError: Something else comes next.
+            InvalidRequestError: The next text is no name.
         """
         self.place()
         return self._key(field)
@@ -142,6 +165,9 @@ class TextReader:
 
     def refuse_all(self, detail: str) -> NoReturn:
         """Raise an error about the whole text.
+
+        Args:
+            detail: Message of the error.
 
         Raises:
             InvalidRequestError: Always.

@@ -15,7 +15,7 @@ NOT_CHANGED: Final[dict[str, Any]] = {"description": "It is as last seen."}
 
 
 def json_answer(body: BaseModel, headers: Mapping[str, str] | None = None) -> Response:
-    """Serialize a body into a JSON answer, in the thread of its route.
+    """Return an answer with a serialized body; call this in the thread of the route.
 
     FastAPI would validate the body a second time in another thread, and serialize it in the event
     loop, where it blocks all other requests. The route declares `response_model` for OpenAPI only.
@@ -24,7 +24,7 @@ def json_answer(body: BaseModel, headers: Mapping[str, str] | None = None) -> Re
 
 
 def tagged_answer(body: BaseModel, if_none_match: str | None = None) -> Response:
-    """Return a JSON answer with its ETag, or 304 if the client has this version."""
+    """Return a JSON answer with its ETag, or a 304 if `if_none_match` names that ETag."""
     answer = json_answer(body)
     tag = content_etag(bytes(answer.body))
     if names_etag(if_none_match, tag):
@@ -42,6 +42,9 @@ def created_answer(body: BaseModel, location: str) -> Response:
 
 
 def accepted(operation: Operation, response: Response) -> Operation:
-    """Put the operation's address into `Location`, and return it as the body of the 202 answer."""
+    """Set the header `Location` to the operation's path, and return the operation.
+
+    It is the body of a 202 answer.
+    """
     response.headers["Location"] = f"/v1/operations/{operation.id}"
     return operation

@@ -10,9 +10,9 @@ MAX_BODY_BYTES: Final = 1 << 20
 
 
 class BodyLimit:
-    """ASGI middleware that answers 413 as soon as a body is known to be too large.
+    """ASGI middleware that answers 413 as soon as a body exceeds the limit.
 
-    Starlette's own limit answers in plain text; this one goes through the problem handlers.
+    Starlette's own limit answers in plain text; this one raises a problem.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int = MAX_BODY_BYTES) -> None:

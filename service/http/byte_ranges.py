@@ -9,14 +9,14 @@ _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
 class RangeNotSatisfiableError(ProblemError):
-    """The range lies behind the end of the file; see `cairn.service.errors` for the tree."""
+    """The range begins after the end of the file; see `cairn.service.errors` for the tree."""
 
     status, slug, title = 416, "range-not-satisfiable", "Range not satisfiable"
 
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Bytes from `start` up to, not including, `stop` of a file of `size` bytes."""
+    """Bytes of a file of `size` bytes, from `start` to `stop`; `stop` is not included."""
 
     start: int
     stop: int
@@ -32,7 +32,7 @@ class ByteRange:
 
 
 def parse_range(header: str | None, size: int) -> ByteRange | None:
-    """Parse a `Range` header; None: the whole file.
+    """Parse a `Range` header; None: send the whole file.
 
     Anything but a single range of bytes is ignored, as the RFC allows.
 
@@ -41,7 +41,7 @@ def parse_range(header: str | None, size: int) -> ByteRange | None:
         size: Size of the file in bytes.
 
     Raises:
-        RangeNotSatisfiableError: No byte of the range lies in the file.
+        RangeNotSatisfiableError: No byte of the range is in the file.
     """
     match = _RANGE.fullmatch(header.replace(" ", "")) if header else None
     if match is None or match[0] == "bytes=-":

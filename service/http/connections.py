@@ -1,7 +1,7 @@
-"""uvicorn's HTTP protocol with the deadlines that it lacks: idle connections end.
+"""uvicorn's HTTP protocol with deadlines: idle connections are closed.
 
-Without them, a request that never ends would hold its connection for good (slow loris), and a few
-hundred of them all connections of a server.
+Without deadlines, a request that never ends would keep its connection for good (slow loris), and a
+few hundred of them would keep all connections of a server.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ MAX_HEAD_BYTES: Final = 16 * 1024
 
 
 class BoundedConnection(H11Protocol):
-    """Connection whose requests have to arrive in time; reading an answer may take longer.
+    """Connection whose requests have to arrive in time; sending an answer may take longer.
 
     Attributes:
         head_seconds: Time limit for a request's headers, from the opening of the connection, or
             from the first byte of a later request.
-        body_seconds: Time limit for the body, from then on.
-        most: Largest number of connections. One more replaces the connection that has waited
-            longest for its client to send, or else the one whose client has read nothing for the
-            longest time, `head_seconds` at least. If there is neither, the new connection is
-            closed.
-        idle_since: Time since when a request, or the rest of one, is awaited; None: none is.
+        body_seconds: Time limit for the body, from the end of the headers.
+        most: Largest number of connections. For one more, a connection is closed: the one that has
+            waited longest for its client to send; else the one whose client has read nothing for
+            the longest time, if that is `head_seconds` at least; else the new one.
+        idle_since: Time since when this waits for a request, or for the rest of one; None: it does
+            not wait.
         stalled_since: Time since when the client has read nothing of its answer; None: it reads.
     """
 
@@ -45,7 +45,10 @@ class BoundedConnection(H11Protocol):
         self.stalled_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Make room for the connection, and start the deadline of its first request."""
+        """Close another connection if there are too many; start the deadline of the first request.
+
+        The new connection itself is closed if no other one can be.
+        """
         super().connection_made(transport)
         if len(self.connections) > self.most and not self._make_room():
             self._end()
@@ -53,32 +56,32 @@ class BoundedConnection(H11Protocol):
         self._expect("head", self.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the deadline."""
+        """Cancel the deadline, since the connection is closed."""
         self._expect("", 0)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read the data, and set the deadline for what comes next."""
+        """Parse the data, and set the deadline for what the client has to send next."""
         super().data_received(data)
         self._look()
 
     def pause_writing(self) -> None:
-        """Note that the client does not read."""
+        """Record that the client does not read its answer."""
         super().pause_writing()
         self.stalled_since = time.monotonic()
 
     def resume_writing(self) -> None:
-        """Note that the client reads again."""
+        """Record that the client reads its answer again."""
         super().resume_writing()
         self.stalled_since = None
 
     def on_response_complete(self) -> None:
-        """Begin the next request, and set its deadline."""
+        """Prepare for the next request, and set its deadline."""
         super().on_response_complete()
         self._look()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a request that cannot be parsed with a problem, not with uvicorn's plain text."""
+        """Answer a request that cannot be parsed with a problem, where uvicorn sends plain text."""
         large = len(self.conn.trailing_data[0]) > MAX_HEAD_BYTES
         status, slug, title = (
             (431, "request-header-fields-too-large", "Request Header Fields Too Large")
@@ -110,13 +113,16 @@ class BoundedConnection(H11Protocol):
         self.transport.close()
 
     def _look(self) -> None:
-        """Set the deadline for what the client has to send next; single bytes do not extend it."""
+        """Set the deadline for what the client has to send next.
+
+        The deadline stays as it is while the client sends single bytes.
+        """
         client_state = self.conn.their_state
         if client_state is h11.SEND_BODY:
             self._expect("body", self.body_seconds)
         elif client_state is not h11.IDLE:  # the request is complete: the answer may take long
             self._expect("", 0)
-        elif self.timeout_keep_alive_task is None:  # the first bytes of a new request are there
+        elif self.timeout_keep_alive_task is None:  # the first bytes of a new request have arrived
             self._expect("head", self.head_seconds)
         else:  # between requests: uvicorn's keep-alive timeout applies too
             self._expect("rest", self.head_seconds)

@@ -1,15 +1,15 @@
 """Downloads of stored files, whole or in part, that are verified while they are sent.
 
-A whole file is compared with its checksum while it is sent. Its last block stays back until the
-checksum is right: if it is wrong, the answer ends short of its `Content-Length`, and no client
-keeps it. A file of a single block is verified before its status is sent.
+A whole file is compared with its checksum while it is sent. Its last block is sent only if the
+checksum is right: if it is wrong, the answer ends short of its `Content-Length`, so clients reject
+it. A file of a single block is verified before the status is sent.
 
-Many clients take a short answer for a broken connection, and ask for the rest. So no range of a
-file that was found damaged is sent, unless the whole is right again.
+Many clients treat a short answer as a broken connection, and request the rest. So once a file was
+found damaged, a range of it is sent only after the whole file was verified again.
 
-A file in a folder outside the run, which only a record names, is read and verified once before
-anything of it is sent. Otherwise whoever writes a run's records could read any file that the server
-can read.
+A record may name a file in a folder outside the run. Such a file is verified once before any byte
+of it is sent. Otherwise somebody who can write a run's records could read every file that the
+server can read.
 """
 
 import base64
@@ -47,13 +47,13 @@ DOWNLOADS: Final[dict[int | str, dict[str, Any]]] = {
 _Key = tuple[str, str, str, str | None]
 
 NOTHING: Final = "nothing"
-"""Value of `found` in errors about a file that is gone."""
+"""Value of `found` in errors about a missing file."""
 
 _MAX_KEYS: Final = 1000
 _damaged: Final[dict[_Key, None]] = {}
-"""Files that were damaged when they were sent last; the latest `_MAX_KEYS` of them."""
+"""Files that were damaged at their last download; the latest `_MAX_KEYS` of them."""
 _confirmed: Final[dict[_Key, None]] = {}
-"""Files outside their run that matched its record when they were read last; the latest of them."""
+"""Files outside their run whose checksum was right at the last read; the latest of them."""
 
 RangeHeader = Annotated[
     str | None, Header(alias="Range", max_length=200, description="One range of bytes.")
@@ -66,13 +66,13 @@ class StoredFile:
 
     Attributes:
         files: Folder of the file.
-        name: Name of the file in the folder; the download has its last part as file name.
+        name: Name of the file in the folder; the client sees its last part.
         size: Size in bytes.
         version: Text that differs for each content.
         crc32c: Checksum, eight hexadecimal digits; None: unknown.
-        next_step: Advice for an error, if the bytes are not the expected ones.
+        next_step: Advice for the error about unexpected bytes.
         etag: ETag in the store.
-        is_of_others: The file lies in a folder outside the run, which only a record names, and the
+        is_of_others: The file is in a folder outside the run, which only a record names, and the
             store did not confirm its checksum.
     """
 
@@ -87,11 +87,16 @@ class StoredFile:
 
     @property
     def key(self) -> _Key:
-        """Key that is unique to this content of this file."""
+        """Key of the file with this content, unique among all files and contents."""
         return str(self.files.uri), self.name, self.version, self.etag
 
     def changed(self, expected: object, found: object) -> CorruptionError:
-        """Return the error for unexpected bytes; of a file outside the run it hides `found`."""
+        """Return the error for unexpected bytes; for a file outside the run it hides `found`.
+
+        Args:
+            expected: Size or checksum in the record.
+            found: Size or checksum of the stored file.
+        """
         if self.is_of_others and found != NOTHING:
             found = "others"
         return CorruptionError(
@@ -114,14 +119,14 @@ def download(
 
     Args:
         file: File to send.
-        range_header: Value of `Range`.
-        if_range: Value of `If-Range`: unless it is the file's ETag, the whole file is sent.
-        if_none_match: Value of `If-None-Match`.
+        range_header: Value of the header `Range`.
+        if_range: Value of `If-Range`. If it is not the file's ETag, the whole file is sent.
+        if_none_match: Value of `If-None-Match`. If it names the file's ETag, the answer is 304.
 
     Raises:
-        RangeNotSatisfiableError: No byte of the range lies in the file.
-        CorruptionError: The file has a single block and is damaged; or a range is requested of a
-            file that was found damaged, and still is.
+        RangeNotSatisfiableError: No byte of the range is in the file.
+        CorruptionError: The file is damaged and has a single block; or the request is for a range
+            of a file that was found damaged, and still is.
         StoreUnavailableError: The store does not answer.
     """
     headers = _headers(file)
@@ -169,7 +174,7 @@ def _headers(file: StoredFile) -> dict[str, str]:
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}",
         "X-Content-Type-Options": "nosniff",
     }
-    if file.crc32c is not None:  # RFC 9530; of the whole file, also where a range of it is sent
+    if file.crc32c is not None:  # RFC 9530: the digest is of the whole file, for ranges too
         digest = base64.b64encode(bytes.fromhex(file.crc32c)).decode()
         headers["Repr-Digest"] = f"crc32c=:{digest}:"
     return headers
@@ -188,7 +193,11 @@ def _blocks(file: StoredFile, part: ByteRange) -> Iterator[bytes]:
 
 
 def _confirm(file: StoredFile) -> None:
-    """Verify a file's checksum, unless that was done since its last change."""
+    """Verify a file's checksum, unless that was done since the file's last change.
+
+    Raises:
+        CorruptionError: The file has another size or checksum.
+    """
     if file.etag is not None and file.key in _confirmed:
         return
     size, crc32c = read_crc32c(file.files, file.name, file.size)
@@ -204,7 +213,11 @@ def _keep(recent: dict[_Key, None], key: _Key) -> None:
 
 
 def _whole(file: StoredFile) -> Iterator[bytes]:
-    """Yield all blocks of a file, the last one only after the checksum is right."""
+    """Yield all blocks of a file, but the last one only if the checksum is right.
+
+    Raises:
+        CorruptionError: The checksum is wrong.
+    """
     checksum, last = google_crc32c.Checksum(), b""
     for block in _blocks(file, ByteRange(0, file.size, file.size)):
         checksum.update(block)

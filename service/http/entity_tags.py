@@ -1,4 +1,4 @@
-"""ETags, and headers that name them. The client imports this too, and it has no web framework."""
+"""ETags, and headers that name them. Imports no web framework, since the client imports this."""
 
 import hashlib
 

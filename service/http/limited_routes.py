@@ -1,4 +1,4 @@
-"""Route classes that hold a slot of a limiter while they answer."""
+"""Route classes that have a slot of a limiter while they answer."""
 
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -22,20 +22,20 @@ _TRUE: Final = frozenset({"1", "true", "on", "yes", "t", "y"})
 
 
 class StoreRoute(PermittedRoute):
-    """Route of a run: changes, and reads that need the store, wait for a slot of the root.
+    """Route of a run. Changes, and reads that need the store, wait for a slot of the root.
 
-    A plain read waits for a slot at the catalog. If the catalog knows too little, the route goes on
-    to the store: of many requests for a run that was just made, some scan the store, and the others
-    find the result. A search may make the database read a whole list, so it has a limiter of its
-    own.
+    Other reads wait for a slot of the catalog. If the catalog lacks the answer, the route goes on
+    to the store: of many requests for a run that was created just now, some scan the store, and the
+    others then find the run in the catalog. A search may make the database read a whole list, so
+    searches have a limiter of their own.
     """
 
     needs_store: ClassVar[bool] = False
     searches: ClassVar[frozenset[str]] = frozenset({"filter", "order_by"})
-    """Parameters that make the database read a whole list, if one of them is there."""
+    """Parameters of searches, which may make the database read a whole list."""
 
     def permitted_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return FastAPI's handler, with a slot and a deadline for its use of the store."""
+        """Return FastAPI's handler, wrapped in a slot and a deadline for the store's answers."""
         handler = super().permitted_handler()
 
         async def in_slot(request: Request) -> Response:
@@ -68,7 +68,7 @@ class StoreRoute(PermittedRoute):
 async def _in_slot(
     store_limiter: StoreLimiter, root: str, caller: str, task: BackgroundTask
 ) -> None:
-    """Run a background task in a slot; skip it if no slot comes free in time."""
+    """Run a background task in a slot; skip the task if no slot becomes free in time."""
     with deadline_after(ANSWER_SECONDS), suppress(NotReadyError):
         async with store_limiter.slot(root, caller):
             await task()

@@ -1,11 +1,12 @@
-"""Limiters of requests: at the catalog for all, at the store for each root, with a time limit.
+"""Limiters of requests: one of the catalog for all requests, and one of the store for each root.
 
-Catalog: threads that run Python hold each other, and the event loop, up by the GIL. The slowest of
-eight pages that are read at once takes five times as long as the slowest of eight in turn (ADR 28).
-So these requests wait in the event loop.
+Catalog: because of the GIL, threads that run Python delay each other and the event loop. Of eight
+pages that are read at once, the slowest takes five times as long as the slowest of eight that are
+read one after the other (ADR 28). So requests wait in the event loop, not in threads.
 
-Store: a slow or silent store then holds a few threads, and the rest of the server goes on. No
-caller gets all slots of a root: a job that announces saves without end keeps nobody from promoting.
+Store: a slow or silent store blocks only a few threads, and the rest of the server goes on. No
+caller gets all slots of a root: a job that announces saves without end must not keep others from
+promoting.
 """
 
 import asyncio
@@ -19,50 +20,58 @@ from typing import Final
 from cairn.service.errors import NotReadyError
 
 AT_ONCE: Final = 12
-"""Requests of one root that use the store at a time."""
+"""Largest number of requests that use the store of one root at the same time."""
 
 SHARE: Final = 8
-"""Largest number of these for one caller."""
+"""Largest number of these requests for one caller."""
 
 WAIT_SECONDS: Final = 5.0
-"""Longest time that a request waits for a limiter."""
+"""Longest time that a request waits for a limiter, in seconds."""
 
 STREAMS_AT_ONCE: Final = 8
-"""Long answers made of values of one root, at a time."""
+"""Largest number of long answers made of values, at the same time in one root."""
 
 STREAMS_SHARE: Final = 4
-"""Largest number of these for one caller."""
+"""Largest number of these answers for one caller."""
 
 VALUE_BYTES: Final = 1 << 30
-"""Memory of all answers made of values, in all roots together. Most answers need 104 MiB. The
-larger the chunks, the more memory an answer needs, and the fewer run at a time."""
+"""Memory for all answers made of values, in all roots together, in bytes.
+
+Most answers need 104 MiB. The larger the chunks, the more memory an answer needs, and the fewer
+answers run at the same time.
+"""
 
 VALUE_SHARE: Final = 512 << 20
 """Largest part of this memory for one caller or one root; a single answer may exceed it."""
 
 ANSWER_SECONDS: Final = 30.0
-"""Time limit for all store requests of one HTTP request."""
+"""Time limit for all requests to the store that one HTTP request causes, in seconds."""
 
 
 _in_catalog: ContextVar[bool] = ContextVar("in_catalog", default=False)
 
 
 class StoreNeededError(Exception):
-    """The catalog alone cannot answer; the route asks again under the store's limiter."""
+    """The catalog alone cannot answer; the route tries again with a slot of the store."""
 
 
 def leave_catalog() -> None:
-    """Raise in a catalog slot, before the store is read: that may be slow, and others wait.
+    """Raise if the caller has a slot of the catalog; call this before the store is read.
+
+    The store may be slow, and other requests wait for the slot.
 
     Raises:
-        StoreNeededError: The caller has a catalog slot, and has to leave it.
+        StoreNeededError: The caller has a slot of the catalog, and must leave it.
     """
     if _in_catalog.get():
         raise StoreNeededError
 
 
 class CatalogLimiter:
-    """Limiter for all callers together; whoever has a slot waits for nothing but a database."""
+    """Limiter of the requests that the catalog answers, for all callers together.
+
+    A request with a slot waits for nothing but a database.
+    """
 
     def __init__(self, at_once: int) -> None:
         """Allow `at_once` requests at a time."""
@@ -70,10 +79,10 @@ class CatalogLimiter:
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Hold a slot, in which only the catalog may be read.
+        """Hold a slot during the block, which may read only the catalog.
 
         Raises:
-            NotReadyError: No slot came free in time.
+            NotReadyError: No slot became free in time.
         """
         try:
             async with asyncio.timeout(WAIT_SECONDS):
@@ -92,7 +101,7 @@ class CatalogLimiter:
 
 @dataclass
 class _SharedSemaphore:
-    """Limiter of one name, with the number of requests that hold or await a slot."""
+    """Semaphore, with the number of requests that have a slot of it or wait for one."""
 
     slots: asyncio.Semaphore
     users: int = 0
@@ -102,26 +111,31 @@ class StoreLimiter:
     """Limiters of store requests: one for each root, and one for each caller in a root."""
 
     def __init__(self, at_once: int = AT_ONCE, share: int = SHARE) -> None:
-        """Allow `at_once` requests in each root, of which one caller gets `share` at most."""
+        """Set the limits.
+
+        Args:
+            at_once: Largest number of requests at a time in one root.
+            share: Largest number of these for one caller.
+        """
         self._at_once, self._share = at_once, share
         self._semaphores: dict[tuple[str, ...], _SharedSemaphore] = {}
 
     @asynccontextmanager
     async def slot(self, root: str, caller: str) -> AsyncIterator[None]:
-        """Hold a slot of a root.
+        """Hold a slot of a root during the block.
 
         Args:
             root: Name of the root in the request; there may be no such root.
             caller: Name of the caller.
 
         Raises:
-            NotReadyError: No slot came free in time.
+            NotReadyError: No slot became free in time.
         """
         async with AsyncExitStack() as slots:
             try:
                 async with asyncio.timeout(WAIT_SECONDS):
-                    # The caller's share first: whoever waits for it takes no slot of the root from
-                    # others.
+                    # The caller's share first: a request that waits for its share must not occupy a
+                    # slot of the root.
                     await slots.enter_async_context(self._slot((root, caller), self._share))
                     await slots.enter_async_context(self._slot((root,), self._at_once))
             except TimeoutError as exc:
@@ -149,7 +163,7 @@ class StoreLimiter:
 
 @dataclass(eq=False)
 class _Reservation:
-    """Reservation of memory for an answer, granted or waiting."""
+    """Memory for one answer, reserved or requested."""
 
     owners: tuple[str, ...]
     nbytes: int
@@ -160,7 +174,12 @@ class MemoryLimiter:
     """Limiter of the memory for answers made of values."""
 
     def __init__(self, max_bytes: int = VALUE_BYTES, share: int = VALUE_SHARE) -> None:
-        """Allow `max_bytes` bytes, of which one owner gets `share` at most, or a single answer."""
+        """Set the limits.
+
+        Args:
+            max_bytes: Memory for all answers, in bytes.
+            share: Largest part of it for one owner; a single answer may exceed it.
+        """
         self._max_bytes, self._share = max_bytes, share
         self._waiting: list[_Reservation] = []
         self._reserved = 0
@@ -168,15 +187,15 @@ class MemoryLimiter:
 
     @asynccontextmanager
     async def reserve(self, owners: tuple[str, ...], nbytes: int) -> AsyncIterator[None]:
-        """Reserve memory for one answer.
+        """Reserve memory for one answer during the block.
 
         Args:
-            owners: Names that the memory counts for: the root, so that slow readers of one root
-                leave memory to others, and the caller.
+            owners: Names whose share the memory counts for: the root, so that slow readers of one
+                root leave memory to others, and the caller.
             nbytes: Size in bytes.
 
         Raises:
-            NotReadyError: The memory did not come free in time.
+            NotReadyError: The memory did not become free in time.
         """
         granted = asyncio.get_running_loop().create_future()
         # An answer that needs more than the limit runs alone.
@@ -188,7 +207,7 @@ class MemoryLimiter:
                 await granted
             yield
         except TimeoutError as exc:
-            # The memory was granted: the error is the block's own.
+            # The memory was granted, so the error comes from the block.
             if granted.done() and not granted.cancelled():
                 raise
             raise NotReadyError(
@@ -207,11 +226,11 @@ class MemoryLimiter:
             self._admit()
 
     def _admit(self) -> None:
-        """Grant memory to those that fit, in the order of their arrival."""
+        """Grant memory to waiting answers that fit, in the order of their arrival."""
         for reservation in list(self._waiting):
             if (
                 reservation.granted.cancelled()
-            ):  # its request ended or timed out, and removes itself next
+            ):  # its request ended or timed out, and removes it next
                 continue
             if self._reserved + reservation.nbytes > self._max_bytes:
                 return  # else smaller answers would starve a large one

@@ -38,7 +38,7 @@ _SECURITY: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 def _without_null(schema: dict[str, Any]) -> None:
-    """Remove null from a parameter's schema: in a query, `null` would be text."""
+    """Remove null from a parameter's schema: a query cannot express null."""
     kinds = [kind for kind in schema.get("anyOf", []) if kind != {"type": "null"}]
     if len(kinds) == 1:
         del schema["anyOf"]
@@ -52,7 +52,7 @@ def describe_api(app: FastAPI, *, needs_keys: bool = False) -> dict[str, Any]:
 
     Args:
         app: Application with all of its routes.
-        needs_keys: The server answers nobody without a key.
+        needs_keys: The server refuses callers without a key.
     """
     document = get_openapi(
         title=app.title,

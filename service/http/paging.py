@@ -1,4 +1,4 @@
-"""Opaque page tokens: start of the next page, bound to its list."""
+"""Opaque page tokens: the position where the next page starts, valid for one list only."""
 
 import base64
 import binascii
@@ -14,7 +14,7 @@ from cairn.service.errors import InvalidRequestError
 from cairn.service.schemas import MAX_NUMBER, is_plain
 
 Key = tuple[Any, ...]
-"""Sort key of a list's entry. Its parts are texts, integers, floats, moments, or None."""
+"""Sort key of a list's entry. Its parts are texts, integers, floats, moments or None."""
 
 _NOT_ONE: Final = object()
 
@@ -65,11 +65,11 @@ def decode_token(
 
 @dataclass(frozen=True)
 class CountedList:
-    """Position in a list that is paged by the number of entries that were sent.
+    """Position in a list whose pages are counted by entries.
 
     Attributes:
-        listing: Description of the list, as `encode_token` takes it.
-        after: Number of entries that were sent.
+        listing: Description of the list, for `encode_token`.
+        after: Number of entries before this page.
     """
 
     listing: str
@@ -77,7 +77,7 @@ class CountedList:
 
     @classmethod
     def at(cls, kind: str, parameters: Iterable[object], token: str | None) -> "CountedList":
-        """Decode the token of a request into a position.
+        """Decode the token of a request into a position; without a token, the start of the list.
 
         Args:
             kind: Kind of list.
@@ -93,12 +93,17 @@ class CountedList:
         return cls(listing, max(0, int(count)))
 
     def token(self, count: int, *, more: bool) -> str | None:
-        """Encode the token of the page after one of `count` entries; None: it is the last page."""
+        """Encode the token of the next page; None: this is the last page.
+
+        Args:
+            count: Number of entries on this page.
+            more: There are entries after this page.
+        """
         return encode_token(self.listing, (self.after + count,)) if more else None
 
 
 def _read(part: Any, kind: type | tuple[type, ...]) -> Any:
-    """Convert a decoded part of a key to its type; `_NOT_ONE`: it has none of the types."""
+    """Convert a decoded part of a sort key to its type; `_NOT_ONE`: the part has another type."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if datetime in kinds and isinstance(part, str):
         try:

@@ -1,8 +1,8 @@
-"""Path convertors: names end before a verb's colon, paths of leaves and files where the URL ends.
+"""Path convertors: names end before a verb's colon; paths of leaves and files end with the URL.
 
-So `GET …/7:promote` is not read as a step named `7:promote`; the verb has no such method (405).
-Starlette's own `path` ends before a newline: of two leaves of which one has a newline at the end of
-its name, it would read the other.
+So `GET …/7:promote` is not read as a step named `7:promote`, but refused, since the verb has no GET
+(405). Starlette's own `path` stops at a newline at the end: for a leaf whose name ends with one, it
+would return the leaf of that name without it.
 """
 
 from starlette.convertors import PathConvertor, register_url_convertor
@@ -15,7 +15,7 @@ class NameConvertor(PathConvertor):
 
 
 class RestConvertor(PathConvertor):
-    """Convertor of all that follows, newlines included."""
+    """Convertor of the rest of a path, newlines included."""
 
     regex = "(?s:.*)"
 
@@ -25,5 +25,5 @@ register_url_convertor("rest", RestConvertor())
 
 
 def named(parameter: str) -> str:
-    """Return the placeholder of a parameter for a route's path."""
+    """Return the placeholder that stands for a parameter in a route's path."""
     return f"{{{parameter}:name}}"

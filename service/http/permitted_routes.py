@@ -1,7 +1,7 @@
 """Routes that check their permission before they read the body.
 
-FastAPI reads a body before it runs a route's dependencies. A caller without permission would make
-the server parse the body, and would be told its errors.
+FastAPI reads a body before it runs a route's dependencies. So a caller without permission could
+make the server parse the body, and would get the errors in it.
 """
 
 from abc import ABC, abstractmethod
@@ -16,16 +16,16 @@ PERMISSION: Final = "x-cairn-permission"
 
 
 class Permission(ABC):
-    """Dependency of a route that is checked before everything else."""
+    """Dependency of a route that is checked before all others."""
 
     @property
     @abstractmethod
     def described(self) -> dict[str, Any]:
-        """Description for the OpenAPI document of the callers that pass."""
+        """Description of the callers that pass, for the OpenAPI document."""
 
     @abstractmethod
     async def __call__(self, request: Request) -> Any:
-        """Raise if the caller lacks the permission."""
+        """Return the value of the dependency; raise if the caller lacks the permission."""
 
 
 class PermittedRoute(APIRoute):
@@ -45,7 +45,7 @@ class PermittedRoute(APIRoute):
         return [call for call in calls if isinstance(call, Permission)]
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler that checks the permissions, then calls `permitted_handler`."""
+        """Return a handler that checks the permissions, and then calls the permitted handler."""
         handler = self.permitted_handler()
         permissions = self._permissions()
 

@@ -26,8 +26,8 @@ class Expectation:
 
     Attributes:
         sequence: The alias must have this sequence number; None: the alias must not exist.
-        impossible: The request also says that the alias must not exist, which contradicts
-            `sequence`.
+        impossible: The request has both headers: the alias must have `sequence`, and must not
+            exist.
     """
 
     sequence: int | None
@@ -51,7 +51,7 @@ class Seen:
     """Precondition of a change: the ETags that the client sent in `If-Match`.
 
     Attributes:
-        tags: The resource's current ETag must be one of these; None: the client sent `*`.
+        tags: The resource must have one of these ETags; None: the client sent `*`, so any will do.
     """
 
     tags: frozenset[str] | None
@@ -60,7 +60,7 @@ class Seen:
         """Raise unless the resource's ETag is one of `tags`.
 
         Raises:
-            ResourceChangedError: It is another one: the resource has changed.
+            ResourceChangedError: The resource has another ETag, so it has changed.
         """
         if self.tags is not None and body_etag(current) not in self.tags:
             raise ResourceChangedError(
@@ -141,7 +141,7 @@ async def expectation(if_match: IfMatch = None, if_none_match: IfNoneMatch = Non
 
 
 async def seen(if_match: Tags = None) -> Seen:
-    """Parse `If-Match` into the ETags, one of which the resource must have.
+    """Parse `If-Match` into ETags, of which the resource must have one.
 
     Raises:
         PreconditionRequiredError: The header is missing.
@@ -155,7 +155,7 @@ async def seen(if_match: Tags = None) -> Seen:
     tags = if_match.strip()
     if re.fullmatch(_TAGS, tags) is None:
         raise _invalid("header.if-match", f"expected ETags in quotes, or *; found {if_match!r}")
-    # Not split at commas, which ETags may have.
+    # Commas do not separate ETags here, since an ETag may have one.
     return Seen(None if tags == "*" else frozenset(_TAG.findall(tags)))
 
 

@@ -1,4 +1,4 @@
-"""Mapping of every error to a problem+json body: the table and the exception handlers."""
+"""Conversion of every error to a problem+json body: the table and the exception handlers."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER: Final = "5"
-"""Seconds after which a client may try again."""
+"""Seconds after which a client may try again, as the header has it."""
 
 # Messages of a full disk: SQLite's, the operating system's, PostgreSQL's.
 _FULL: Final = ("disk is full", "No space left", "could not extend file")
 _SHOWN: Final = 100  # characters of a sent value or field name
 _MAX_LINES: Final = 100  # entries of a list other than `errors`, such as `problems`
-_MAX_TEXT: Final = 8000  # characters of the detail, and of such an entry
+_MAX_TEXT: Final = 8000  # characters of the detail, and of each such entry
 
 _NO_DATABASE: Final = "The database does not answer"
 
@@ -92,7 +92,7 @@ _WITH_PROBLEMS: Final = (
 
 
 def problem_from(exc: BaseException, *, instance: str) -> Problem:
-    """Convert an error to a problem; unknown errors reveal nothing of the server's inside.
+    """Convert an error to a problem; for unknown errors it reveals nothing about the server.
 
     Args:
         exc: Error that was raised.
@@ -111,7 +111,7 @@ def problem_from(exc: BaseException, *, instance: str) -> Problem:
     for kind in type(exc).__mro__:
         if kind in _STORAGE:
             status, slug, title = _STORAGE[kind]
-            # Members beyond RFC 9457's, with which a client decides its next step.
+            # Members in addition to those of RFC 9457, by which a client decides what to do next.
             more: dict[str, Any] = {}
             if isinstance(exc, _WITH_PROBLEMS) and exc.problems:
                 more["problems"] = list(exc.problems)
@@ -153,7 +153,7 @@ def _respond(problem: Problem, headers: Mapping[str, str] | None = None) -> JSON
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Make every error of `app` a problem, FastAPI's own errors included."""
+    """Make `app` answer every error with a problem, FastAPI's own errors included."""
     app.add_exception_handler(StorageError, _on_error)
     app.add_exception_handler(ProblemError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
@@ -174,7 +174,7 @@ def answer(
         headers: Headers in addition to those of the error.
     """
     problem = problem_from(exc, instance=path)
-    # Not the client's fault, but the store's.
+    # The store is at fault, not the client.
     is_damage = isinstance(exc, storage_errors.CorruptionError)
     if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s %s failed", method, path, exc_info=exc)
@@ -191,7 +191,7 @@ async def _on_error(request: Request, exc: Exception) -> JSONResponse:
 
 
 async def _on_validation_error(request: Request, exc: Exception) -> JSONResponse:
-    assert isinstance(exc, RequestValidationError)  # as registered
+    assert isinstance(exc, RequestValidationError)  # guaranteed by the registration
     more = sum(error["ctx"]["count"] for error in exc.errors() if error["type"] == MORE_ERRORS)
     invalid = [error for error in exc.errors() if error["type"] != MORE_ERRORS]
     errors = [
@@ -211,7 +211,7 @@ async def _on_validation_error(request: Request, exc: Exception) -> JSONResponse
 
 
 async def _on_http_exception(request: Request, exc: Exception) -> JSONResponse:
-    assert isinstance(exc, HTTPException)  # as registered
+    assert isinstance(exc, HTTPException)  # guaranteed by the registration
     phrase = HTTPStatus(exc.status_code).phrase
     detail = exc.detail
     if detail == phrase:
@@ -225,7 +225,7 @@ async def _on_http_exception(request: Request, exc: Exception) -> JSONResponse:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Return the methods of all routes of this path; Starlette names the first route's only."""
+    """Return the methods of all routes of this path; Starlette lists only those of the first."""
     return [
         method
         for method in _METHODS
@@ -239,7 +239,7 @@ def _allowed_methods(request: Request) -> list[str]:
 def _database_problem(
     exc: BaseException, status: int, slug: str, title: str, instance: str
 ) -> Problem:
-    """Convert an error of the catalog's or jobs' database; a full disk is its own problem."""
+    """Convert an error of a database to a problem; a full disk has a problem type of its own."""
     where = "the server's database: expected to be read and written, found"
     cause = str(getattr(exc, "orig", None) or "")
     if any(text in cause for text in _FULL):
@@ -251,7 +251,7 @@ def _database_problem(
 
 
 def _error_detail(error: Mapping[str, Any]) -> str:
-    """Return a validator's message, with the value that it found unless that is a container."""
+    """Return a validation error's message, with the refused value unless that is a container."""
     if error["type"] == "json_invalid":
         return f"expected JSON, found text that is none: {error['ctx']['error']}"
     actual = error.get("input")
@@ -265,7 +265,7 @@ def _clipped(text: str, most: int = _SHOWN) -> str:
 
 
 def _clipped_lines(value: Any) -> Any:
-    """Clip a member of a problem: the entries of a list, the characters of a text."""
+    """Shorten a member of a problem: the entries of a list, the characters of a text."""
     if isinstance(value, list):
         return [_clipped_lines(line) for line in value[:_MAX_LINES]]
     return _clipped(value, _MAX_TEXT) if isinstance(value, str) else value

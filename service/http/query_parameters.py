@@ -1,6 +1,6 @@
 """Rejection of unknown query parameters: the typo `?atempt=1` must not delete all attempts.
 
-Also rejects text in a path or query that no database can store.
+Text in a path or query that no database can store is also rejected.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from cairn.service.schemas import MAX_ERRORS, MORE_ERRORS, is_plain
 __all__ = ["refuse_unknown_parameters"]
 
 _known: Final[dict[tuple[Callable[..., Any], str], list[str]]] = {}
-"""Query parameters by an operation's function and path."""
+"""Names of the query parameters, by an operation's function and path."""
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Raise unless the operation declares all parameters of the query in the OpenAPI document.
+    """Raise unless the OpenAPI document declares all query parameters of the request.
 
     Raises:
-        RequestValidationError: The query has unknown parameters, of which the first are named; or
+        RequestValidationError: The query has unknown parameters, the first of which are named; or
             the path or query has text that no database can store.
     """
     odd = [
@@ -61,9 +61,9 @@ async def refuse_unknown_parameters(request: Request) -> None:
 
 
 def _parameters(route: APIRoute) -> list[str]:
-    """Return an operation's query parameters, from the OpenAPI document of this route alone.
+    """Return the names of an operation's query parameters.
 
-    The whole document takes half a second.
+    They come from the OpenAPI document of this route alone; that of all routes takes half a second.
     """
     key = (route.endpoint, route.path_format)
     if key not in _known:

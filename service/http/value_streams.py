@@ -1,4 +1,4 @@
-"""Answers made of stored values: a few at a time, and with reserved memory."""
+"""Answers made of stored values: few at a time, and with reserved memory."""
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
@@ -17,9 +17,8 @@ from cairn.storage.store.deadlines import deadline_after
 class ValueStream(StreamingResponse):
     """Answer that is read from the store while it is sent.
 
-    Once it has a slot, it reads its first values before it sends a status, so an error still gets
-    its own status. Each answer under way holds the blocks that were read ahead, however slowly its
-    client takes them.
+    It reads its first values before it sends a status, so an error there still gets its own status.
+    In memory it has the blocks that were read ahead, however slowly its client reads.
     """
 
     def __init__(
@@ -33,7 +32,7 @@ class ValueStream(StreamingResponse):
         """Prepare the answer; nothing is read yet.
 
         Args:
-            blocks: Starts the content from its beginning: a head, then the values.
+            blocks: Function that yields the content from its start: a head, then the values.
             request: Request that is answered.
             root: Name of the root that is read.
             held_bytes: Memory that the answer needs, in bytes.
@@ -54,8 +53,8 @@ class ValueStream(StreamingResponse):
 class ValueRead(Response):
     """Short answer that is computed from stored values.
 
-    If it reads much, it waits for the slots of long answers. Otherwise it has an ordinary slot of
-    the root, and the ordinary time limit.
+    An answer that reads much waits for a slot of the long answers. Another one has an ordinary slot
+    of the root, and the ordinary time limit.
     """
 
     def __init__(
@@ -70,11 +69,12 @@ class ValueRead(Response):
         """Prepare the answer; nothing is read yet.
 
         Args:
-            make: Reads the values, and makes the answer. An error of it becomes the answer.
+            make: Function that reads the values and returns the answer. If it raises an error, the
+                answer is that error's problem.
             request: Request that is answered.
             root: Name of the root that is read.
             held_bytes: Memory that the answer needs, in bytes.
-            is_long: It reads much.
+            is_long: The answer reads much.
         """
         super().__init__()
         state = request.app.state
@@ -94,7 +94,11 @@ class ValueRead(Response):
 async def _slot(
     limiter: StoreLimiter, request: Request, root: str, held_bytes: int
 ) -> AsyncIterator[None]:
-    """Hold a slot of a root, and memory."""
+    """Hold a slot of a root, and reserved memory, during the block.
+
+    Raises:
+        NotReadyError: The slot or the memory did not become free in time.
+    """
     caller, memory = request.state.caller.name, request.app.state.memory_limiter
     async with (
         limiter.slot(root, caller),
@@ -104,6 +108,6 @@ async def _slot(
 
 
 def _with_first_blocks(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Read the head and the first values, and return all blocks."""
+    """Read the first two blocks now, the head and the first values; return an iterator of all."""
     first = [next(blocks, b""), next(blocks, b"")]
     return chain(first, blocks)

@@ -1,6 +1,6 @@
-"""Artifact ids, which name a published export and can be parsed without a database.
+"""Artifact ids, each of which names a published export and can be parsed without a database.
 
-The form is `<root>~<run>~<step>~<attempt>~<kind>-<digest>`; no part may have a "~".
+The form is `<root>~<run>~<step>~<attempt>~<kind>-<digest>`; no part may contain "~".
 """
 
 import re

@@ -3,7 +3,7 @@
 JobInterrupt (BaseException: no step may swallow or record it)
 ├── JobCancelled    the operation was cancelled
 ├── JobTakenOver    another worker runs the operation now
-└── JobsStopping    the process is stopping; the job goes on at the next start
+└── JobsStopping    the process is stopping; the job continues at the next start
 """
 
 from abc import ABC, abstractmethod
@@ -69,11 +69,16 @@ class JobContext(ABC):
 
     @abstractmethod
     def step(self, name: str, function: Callable[[], Result]) -> Result:
-        """Run `function` once and record its JSON result, which survives a crash.
+        """Run `function` once, record its JSON result and return it.
 
-        If the process dies in `function`, it runs again, so its effects must be idempotent.
-        Everything that reads or writes a store, and every use of `progress`, belongs inside a step;
-        a job's code between steps must be deterministic.
+        After a crash, a recorded result is returned without a call. If the process dies in
+        `function`, it runs again, so its effects must be idempotent. Everything that reads or
+        writes a store, and every use of `progress`, belongs inside a step; a job's code between
+        steps must be deterministic.
+
+        Args:
+            name: Name of the step.
+            function: Body of the step.
 
         Raises:
             JobInterrupt: The operation was cancelled or the process is stopping.
@@ -85,9 +90,9 @@ class JobContext(ABC):
     ) -> list[Result]:
         """Run each part once, on any free workers, and return their results in order.
 
-        Each part goes to the kind's `part`, which may run in other processes, several at a time,
-        and is a durable step of its own: if a worker dies, only its running parts are repeated. If
-        a part fails, the others are cancelled, and its failure is raised.
+        The kind's `part` does each part. Parts may run in other processes, several at a time, and
+        each is a durable step: if a worker dies, only the parts that it ran are repeated. If a part
+        fails, the others are cancelled, and its failure is raised.
 
         Args:
             token: Text that is unique to this set of parts; letters and digits.
@@ -101,7 +106,7 @@ class JobContext(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise if the job has to stop; call this between blocks of long work.
+        """Raise if the job has to stop. Long work calls this between two blocks.
 
         Raises:
             JobInterrupt: The operation was cancelled or the process is stopping.
@@ -114,15 +119,15 @@ class JobKind:
 
     Attributes:
         name: The operation's `kind`.
-        run: Does the work through the context's steps, and returns the result.
-        abandon: Removes the unpublished files of a cancelled or failed operation, given (roots,
-            request, operation id). Idempotent. None: it leaves none.
-        leave: Replaces `abandon` for an operation that failed because the store is full, and keeps
-            what the next run can use. None: nothing is of use.
-        changed: Returns the name of the run whose lists the job changes, given the request; None:
-            it changes none.
-        part: Does one of the parts that `run` passes to `JobContext.parts`, within a step of its
-            own, and returns the part's result. None: the kind has no parts.
+        run: Function that does the work in steps of the context, and returns the result.
+        abandon: Idempotent function that removes the unpublished files of a cancelled or failed
+            operation, given (roots, request, operation id). None: there are no such files.
+        leave: Function that is called in place of `abandon` if the operation failed because the
+            store is full. It keeps the files that the next run can use. None: there are none.
+        changed: Function that returns the name of the run whose lists the job changes, given the
+            request. None: the job changes no list.
+        part: Function that does one of the parts that `run` passes to `JobContext.parts`, in a step
+            of its own, and returns the part's result. None: the kind has no parts.
     """
 
     name: str

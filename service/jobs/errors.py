@@ -30,7 +30,7 @@ class JobsBusyError(ServiceError):
 
 
 class JobFailedError(ServiceError):
-    """A job failed; DBOS stores `data`, the problem body, with the operation."""
+    """A job failed; DBOS stores `data`, the problem's JSON, with the operation."""
 
     def __init__(self, problem: Mapping[str, Any]) -> None:
         self.data = dict(problem)
@@ -82,7 +82,7 @@ class WorkerNotFoundError(ProblemError):
 
 
 class WorkerAliveError(ProblemError):
-    """The worker is alive, and goes on with its jobs."""
+    """The worker is alive, and continues its jobs."""
 
     status, slug, title = 409, "worker-alive", "The worker is alive"
 
@@ -106,10 +106,10 @@ class JobEngineError(ProblemError):
 
 
 class IdempotencyKeyReusedError(ProblemError):
-    """The same key came with another request.
+    """The idempotency key was used for another request.
 
     Attributes:
-        used: Operation that the key names.
+        used: Operation of that request.
     """
 
     status, slug, title = 422, "idempotency-key-reused", "Idempotency-Key was used before"

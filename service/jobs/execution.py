@@ -20,7 +20,7 @@ STEP_RETRY_SECONDS: Final = (0.5, 1.0, 2.0)
 
 
 class StepRunner(Protocol):
-    """Interface of an execution to the engine below it."""
+    """Interface of the engine that an execution runs on."""
 
     def run_step(self, name: str, body: Callable[[], Result]) -> Result:
         """Run `body` once and record its result, or return the recorded one."""
@@ -35,15 +35,16 @@ class StepRunner(Protocol):
     ) -> tuple[list[Result | None], Result | None]:
         """Run `parts` in other workflows; see `JobContext.parts`.
 
-        Returns each part's result, None for unfinished ones, and the problem of a failed part, if
-        any.
-
         Args:
             token: See `JobContext.parts`.
             parts: See `JobContext.parts`.
             at_once: See `JobContext.parts`.
-            done: Called now and then with the number of finished bytes; an error of it ends the
-                wait.
+            done: Function that is called now and then with the number of finished bytes; if it
+                raises, the wait ends with its error.
+
+        Returns:
+            The result of each part, None for unfinished parts; and the problem of a failed part, or
+            None.
         """
 
     def report(self, progress: dict[str, Any]) -> None:
@@ -58,9 +59,9 @@ class Execution(JobContext):
     """Context of a running job.
 
     Attributes:
-        finished: Set once the job has ended here, clean-up included.
-        interrupted: Set to stop the job.
-        is_part: It executes a part of the operation's job.
+        finished: Event that is set once the job has ended here, its clean-up included.
+        interrupted: Event that is set to stop the job.
+        is_part: True if this executes a part of the operation's job.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Execution(JobContext):
             raise (JobsStopping if self._stopping() else JobCancelled)(self.operation_id)
 
     def failure(self, exc: Exception) -> JobFailedError:
-        """Convert an error to the one that is stored, with the client's problem body."""
+        """Convert an error to the one that is stored, with the problem body that clients get."""
         if isinstance(exc, JobFailedError):
             return exc
         problem = problem_from(exc, instance=f"/v1/operations/{self.operation_id}")
@@ -152,7 +153,12 @@ class Execution(JobContext):
         return JobFailedError(problem.model_dump(mode="json", exclude_none=True))
 
     def _with_retries(self, function: Callable[[], Result]) -> Result:
-        """Call `function` again a few times while the store does not answer."""
+        """Call `function`, and again a few times while the store does not answer.
+
+        Raises:
+            StoreUnavailableError: The store did not answer the last call either.
+            JobInterrupt: The job has to stop.
+        """
         for pause in STEP_RETRY_SECONDS:
             self.check()
             try:

@@ -1,4 +1,4 @@
-"""Observation of a job while a worker executes it: metrics, a span, and ids in the log."""
+"""Observation of a job while a worker executes it: metrics, a span, and ids in log lines."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -30,13 +30,13 @@ def origin() -> dict[str, Any]:
 def observe_job(
     metrics: JobMetrics, kind: str, operation_id: str, started_by: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Record a job that runs inside the block: metrics, a span, and its begin and end in the log.
+    """Record a job that runs inside the block: metrics, a span, and log lines of its begin and end.
 
     Args:
         metrics: Metrics of the worker.
         kind: Kind of the job.
         operation_id: Id of the job.
-        started_by: Ids of the request that started the job, which `origin` returned then.
+        started_by: Ids of the request that started the job, from `origin` in that request.
     """
     with (
         job_of(operation_id, started_by.get(REQUEST)),
@@ -70,7 +70,7 @@ def observe_part(
         kind: Kind of the job.
         operation_id: Id of the job.
         name: Name of the part.
-        started_by: Ids of the request that started the job, which `origin` returned then.
+        started_by: Ids of the request that started the job, from `origin` in that request.
     """
     with (
         job_of(operation_id, started_by.get(REQUEST)),
@@ -82,7 +82,10 @@ def observe_part(
 
 
 def _outcome(error: BaseException | None) -> str:
-    """Return the outcome's name; `interrupted` means that the job goes on later or elsewhere."""
+    """Return the outcome of a job by its error, for the metrics and the log.
+
+    "interrupted" means that the job continues later or in another process.
+    """
     if error is None:
         return "succeeded"
     if isinstance(error, JobCancelled):

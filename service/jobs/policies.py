@@ -1,4 +1,4 @@
-"""Retention policies of the API, applied to a run by `storage`."""
+"""Retention policies of the API, and decisions about a run's steps by the rules of `storage`."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -45,7 +45,7 @@ def policy_text(policy: Mapping[str, Any]) -> str:
 
 
 def judge(run: Run, policy: RetentionPolicy, *, now: datetime) -> list[Judged]:
-    """Judge every listed step, lowest first.
+    """Decide for every listed step whether a policy keeps it, lowest step first.
 
     Unreadable labels and metrics raise an error: a step that they would keep must not be deleted.
 

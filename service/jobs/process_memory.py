@@ -1,4 +1,4 @@
-"""Setting of the C library's allocator for processes that execute jobs. JAX-free."""
+"""Setting of the C library's allocator, for processes that execute jobs. Does not import JAX."""
 
 import ctypes
 import sys
@@ -13,9 +13,9 @@ def keep_one_arena() -> bool:
     """Make all threads of this process allocate from one arena; return whether that is possible.
 
     By default glibc gives each thread an arena of its own, which keeps freed memory. Exports read
-    and transform blocks of megabytes on several threads, so their peak would grow with the size of
-    the model by the free memory in the arenas (`benchmarks/export.py`: 430 MB at 6 GB instead of
-    290). Threads that have an arena already keep it.
+    and transform blocks of megabytes on several threads. With several arenas, the peak of memory
+    grows with the size of the model: 430 MB in place of 290 MB at 6 GB (`benchmarks/export.py`). A
+    thread that has an arena already keeps it.
     """
     if not sys.platform.startswith("linux"):
         return False

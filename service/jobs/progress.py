@@ -7,7 +7,7 @@ from typing import Any, Final
 REPORT_INTERVAL_SECONDS = 0.2
 
 PACE_SECONDS: Final = 30.0
-"""Time span of the average speed by which the remaining time is estimated."""
+"""Time span of the speed by which the remaining time is estimated, in seconds."""
 
 _SOONEST: Final = 2.0  # seconds before an estimate is made
 
@@ -16,8 +16,8 @@ class ProgressMeter:
     """Meter that counts bytes, and reports at most every `interval` seconds.
 
     Args:
-        publish: Takes the report, a JSON object with `done_bytes`, `total_bytes`, `message`,
-            `seconds_left`.
+        publish: Function that is called with each report, a JSON object with `done_bytes`,
+            `total_bytes`, `message`, `seconds_left`.
         clock: Monotonic clock, in seconds.
         interval: Seconds between two reports; `flush` always reports the last state.
     """
@@ -80,9 +80,9 @@ class ProgressMeter:
         )
 
     def _seconds_left(self, now: float) -> float | None:
-        """Estimate the remaining seconds by the recent speed; None: there is none yet."""
+        """Estimate the remaining seconds by the recent speed; None: there is no estimate yet."""
         paces, done, total = self._paces, self.done_bytes, self.total_bytes
-        if total is None or (paces and done < paces[-1][1]):  # a new piece of work has begun
+        if total is None or (paces and done < paces[-1][1]):  # another step of work has begun
             paces.clear()
         if total is None:
             return None

@@ -36,7 +36,7 @@ def workflow_name(kind: str) -> str:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of jobs that have a workflow name."""
+    """Return the kind of the jobs whose workflows have a name."""
     return name.removeprefix(_WORKFLOW_PREFIX)
 
 
@@ -51,7 +51,7 @@ def part_id(operation: str, token: str, number: int) -> str:
 
 
 def whose(workflow_id: str) -> str:
-    """Return the id of the operation that a workflow is, or is a part of."""
+    """Return the id of the operation that a workflow executes, or of which it executes a part."""
     return workflow_id.partition(_PART_MARK)[0]
 
 
@@ -61,20 +61,20 @@ def parts_of(operation: str) -> str:
 
 
 def state_of(status: str) -> OperationState:
-    """Return the state that a DBOS status means."""
+    """Return the state of an operation that a DBOS status stands for."""
     return _STATES[status]
 
 
 def statuses_of(state: OperationState | None) -> list[str]:
-    """Return all DBOS statuses that mean `state`; none for None."""
+    """Return all DBOS statuses that stand for `state`; an empty list for None."""
     return [status for status, meant in _STATES.items() if meant is state]
 
 
 def operation_key(caller: str, root: str, idempotency_key: str) -> str:
-    """Return the engine's key of a request, unique to the caller and the root.
+    """Return the engine's key for an idempotency key, unique to the caller and the root.
 
-    The server is a caller too, for its schedules and automations. Their names have a colon, which
-    no key's name has, so nobody else can use theirs.
+    The server itself is a caller too, for its schedules and automations. Those callers have a colon
+    in their names, which no name of a key may have, so no client can use their keys.
 
     Args:
         caller: Name of the caller.
@@ -85,7 +85,10 @@ def operation_key(caller: str, root: str, idempotency_key: str) -> str:
 
 
 def operation_id(idempotency_key: str | None) -> str:
-    """Return the id for a key; without a key a new id, which sorts after earlier ones."""
+    """Return the id of the operation for a key from `operation_key`.
+
+    Without a key, the id is new, and sorts after earlier ones.
+    """
     if idempotency_key is None:
         return f"op-{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
     return f"op-{hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]}"

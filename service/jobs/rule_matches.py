@@ -1,7 +1,7 @@
 """Matching of leaf paths by a caller's regular expressions, in a process of its own.
 
-A regular expression can need exponential time for a short text, and in Python only the end of the
-process can stop it. That process has limits of time and memory.
+A regular expression can need exponential time for a short text, and in Python only the end of its
+process stops it. The process has limits of time and memory.
 """
 
 import json
@@ -53,8 +53,8 @@ class Matches(NamedTuple):
     """Matches of rules.
 
     Attributes:
-        first: number of the first rule that matches, by path; None: no rule does.
-        catch_all: for each rule, whether it matches any path.
+        first: Number of the first rule that matches, by path; None: no rule matches.
+        catch_all: For each rule, whether it matches every path.
     """
 
     first: dict[str, int | None]
@@ -62,11 +62,15 @@ class Matches(NamedTuple):
 
 
 def match_rules(patterns: Sequence[str], paths: Sequence[str]) -> Matches:
-    """Search patterns in paths.
+    """Search patterns in paths, and return the first match of each path.
+
+    Args:
+        patterns: Regular expressions of rules, in order.
+        paths: Paths to search in.
 
     Raises:
-        InvalidRequestError: Some patterns are invalid, all of which are named; or all together need
-            too much time or memory.
+        InvalidRequestError: Patterns are invalid, and the error names all of them; or all together
+            need too much time or memory.
     """
     answer = _answer("rules", patterns, (), paths)
     _refuse(
@@ -80,12 +84,12 @@ def rename(rules: Mapping[str, str], paths: Sequence[str]) -> list[str | None]:
     r"""Rename each path by the first rule that matches all of it; None: no rule does.
 
     Args:
-        rules: Regular expressions, and new paths with their groups, such as `\1`.
-        paths: Whole paths.
+        rules: New paths by regular expression; a new path may use the expression's groups as `\1`.
+        paths: Paths to rename.
 
     Raises:
-        InvalidRequestError: Some rules are invalid, all of which are named; or all together need
-            too much time.
+        InvalidRequestError: Rules are invalid, and the error names all of them; or all together
+            need too much time.
     """
     patterns, names = list(rules), list(rules.values())
     if not patterns:

@@ -17,7 +17,7 @@ QUIET_SECONDS: Final = 10.0
 
 
 class JobStates(Protocol):
-    """Queries that watching needs; each may take as long as the database does."""
+    """Queries that watches need. Each may block until the database answers."""
 
     stopping: bool
 
@@ -29,17 +29,17 @@ class JobStates(Protocol):
         """
 
     def current(self, last_seen: Mapping[str, Operation]) -> dict[str, Operation]:
-        """Return the current states of known operations, by id; lost ones are left out."""
+        """Return the current states of these operations, by id; deleted ones are left out."""
 
 
 class _Watched:
     """Operation with watchers.
 
     Attributes:
-        operation: state by the last query.
-        query: number of the last query that found a change.
-        changed: set at the next change.
-        watchers: number of watchers.
+        operation: State at the last query.
+        query: Number of the last query that found a change.
+        changed: Event that is set at the next change.
+        watchers: Number of watchers.
     """
 
     def __init__(self, operation: Operation, query: int) -> None:
@@ -59,7 +59,7 @@ class _Watched:
 
 
 class Watches:
-    """Watchers of jobs in one event loop; a slow watcher delays no other.
+    """Watchers of jobs in one event loop; a slow watcher does not delay the others.
 
     Args:
         jobs: Jobs to watch.
@@ -101,7 +101,7 @@ class Watches:
                     yield None
 
     async def close(self) -> None:
-        """Stop watching."""
+        """Stop the queries for all watchers."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -129,7 +129,7 @@ class Watches:
                 break
             self._queries += 1
             last_seen = {name: watched.operation for name, watched in self._watched.items()}
-            if not last_seen:  # all watchers left meanwhile; DBOS would list everything for no ids
+            if not last_seen:  # all watchers left; for no ids, DBOS would list everything
                 break
             try:
                 operations = await run_in_threadpool(self._jobs.current, last_seen)

@@ -1,4 +1,4 @@
-"""Worker of a process, with its name in the catalog and a refresh of the runs that it changes."""
+"""Worker of a process, which is recorded in the catalog and refreshes the runs that it changes."""
 
 from contextlib import suppress
 
@@ -16,7 +16,7 @@ from cairn.storage.runs.run import Run
 def start_worker(
     settings: Settings, catalog: Catalog, *, version: str, metrics: JobMetrics
 ) -> Worker:
-    """Start the worker that the settings name.
+    """Start the worker that the settings name, and return it.
 
     Args:
         settings: Settings of the server.
@@ -26,7 +26,7 @@ def start_worker(
 
     Raises:
         JobsBusyError: This process has a worker already, or another process has its name.
-        SettingsError: Its database or data folder cannot be opened.
+        SettingsError: The worker's database or data folder cannot be opened.
     """
     index, roots = Index(catalog), Roots(catalog, settings.root_uris)
 

@@ -1,8 +1,8 @@
-"""Locks on workers' names, so that each has one live process.
+"""Locks on workers' names: of all processes with a worker's name, only one is alive.
 
-Two processes of one name would take up each other's jobs, and leave them behind. The operating
-system or PostgreSQL releases the lock when a process dies: a lock on a file in the data folder, or,
-if jobs are in PostgreSQL, an advisory lock of a session there, for all machines.
+Two processes with one name would resume each other's jobs. The lock is on a file in the data folder
+or, if jobs are in PostgreSQL, an advisory lock of a session there, for all machines. The operating
+system or PostgreSQL releases it when the process dies.
 """
 
 import fcntl
@@ -29,17 +29,17 @@ from cairn.service.settings import Settings
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 5.0
-"""Interval between two checks that a session still has its lock."""
+"""Interval between two checks that a session still has its lock, in seconds."""
 
 CONNECT_SECONDS: Final = 10
-"""Time limit for connecting to a server that accepts and says nothing."""
+"""Time limit for connecting to a server that accepts and never answers, in seconds."""
 
 ASKED_SECONDS: Final = 0.001
-"""Pause that exceeds the time in which another process checks the lock."""
+"""Pause in seconds, longer than another process's check of the lock takes."""
 
 
 class WorkerName(ABC):
-    """Name that one live process has at a time.
+    """Name that only one live process has at a time.
 
     Attributes:
         name: The name.
@@ -69,7 +69,7 @@ class WorkerName(ABC):
 
 
 def worker_name(settings: Settings, name: str | None = None) -> WorkerName:
-    """Return a worker's name, with a lock where these settings keep their jobs.
+    """Return a worker's name, whose lock is where these settings keep their jobs.
 
     Args:
         settings: Settings of the server.
@@ -80,7 +80,7 @@ def worker_name(settings: Settings, name: str | None = None) -> WorkerName:
 
 
 def name_at(url: str, folder: Path, name: str) -> WorkerName:
-    """Return a name that one process has at a time, of all that share a database.
+    """Return a name that only one of all processes that share a database has at a time.
 
     Args:
         url: URL of the database.
@@ -112,7 +112,7 @@ class FileName(WorkerName):
         file = self._open()
         try:
             while not _locked(file, fcntl.LOCK_EX):
-                # `is_held` takes a shared lock for a moment, a worker only an exclusive one. If a
+                # `is_held` has a shared lock for a moment, a worker only an exclusive one. If a
                 # shared lock is possible here, no worker has the name: try again.
                 if not _locked(file, fcntl.LOCK_SH):
                     raise self._busy(file)
@@ -128,7 +128,10 @@ class FileName(WorkerName):
         self._file = file
 
     def release(self) -> None:
-        """Release the name; see `WorkerName`. The file stays: removing it would be a race."""
+        """Release the name; see `WorkerName`.
+
+        The file stays: if it were removed, two processes could lock two files of this name.
+        """
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -161,7 +164,7 @@ class FileName(WorkerName):
 
 
 def _locked(file: BinaryIO, how: int) -> bool:
-    """Take a lock if it is free; return whether it was."""
+    """Lock a file if that is possible at once; return whether it was."""
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -172,7 +175,7 @@ def _locked(file: BinaryIO, how: int) -> bool:
 class SessionName(WorkerName):
     """Name with an advisory lock of a PostgreSQL session.
 
-    If the session is cut, it takes the name again, unless another process was quicker.
+    If the session is cut, this acquires the name again, unless another process has it by then.
 
     Args:
         url: URL of the database.

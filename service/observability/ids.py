@@ -15,20 +15,23 @@ _operation: ContextVar[str | None] = ContextVar("cairn_operation_id", default=No
 
 
 def request_id() -> str | None:
-    """Return the id of the current request, or of the request that started the current job."""
+    """Return the id of the current request, or of the one that started the current job, or None."""
     return _request.get()
 
 
 def operation_id() -> str | None:
-    """Return the id of the job that this thread runs."""
+    """Return the id of the job that this thread runs, or None."""
     return _operation.get()
 
 
 def begin_request(client_id: str | None) -> str:
     """Set and return the id of a new request: the client's own if it is plain, else a new one.
 
-    It stays for the rest of the request's context, and is never reset: some errors are answered
-    after all else has ended.
+    The id stays for the rest of the request's context, since some errors are answered after all
+    other blocks have ended.
+
+    Args:
+        client_id: Id that the client sent; None: it sent none.
     """
     identity = client_id if client_id and _VALID.fullmatch(client_id) else secrets.token_hex(16)
     _request.set(identity)

@@ -1,7 +1,7 @@
 """Log of a server or worker: each line has time, level, logger, event, request and job.
 
-Lines go to standard error, as text for people or as JSON for machines. Lines of libraries take the
-same way, and secrets are removed from all lines.
+Lines go to standard error, as text for people or as JSON for machines. The same handler writes the
+lines of libraries, and removes secrets from all lines.
 """
 
 import json
@@ -21,7 +21,7 @@ LIBRARIES: Final = ("uvicorn", "uvicorn.error", "uvicorn.access", "dbos")
 """Loggers of libraries that may have handlers of their own."""
 
 _PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""Attributes that every record has; all others come from `extra`."""
+"""Attributes that every record has; all other attributes come from `extra`."""
 
 _PLAIN_VALUE: Final = re.compile(r'[^\s"=]+')
 
@@ -49,8 +49,7 @@ def start_logging(form: Literal["text", "json"], level: str) -> None:
     logging.getLogger("cairn").setLevel(own_level)
     for name in LIBRARIES:
         logger = logging.getLogger(name)
-        # The logger gets a handler itself: a library that finds none on its logger would add
-        # another.
+        # With a handler on its logger, a library does not add one of its own.
         logger.handlers[:] = [handler]
         logger.propagate = False
         logger.setLevel(others)
@@ -94,7 +93,7 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
         "event": record.getMessage(),
         "request_id": request_id(),
     }
-    # DBOS's own lines name their job themselves.
+    # DBOS's own lines have the id of their job.
     operation = operation_id() or getattr(record, "operationUUID", None)
     if operation is not None:
         fields["operation_id"] = operation

@@ -1,7 +1,7 @@
 """Prometheus metrics, in a registry of its own for each server and each worker.
 
-Two applications in one process share nothing but the store requests, which are counted for the
-whole process.
+Two applications in one process have separate metrics, except those of store requests, which are
+counted for the whole process.
 """
 
 import time
@@ -53,7 +53,11 @@ class WorkerMetrics:
 
     @contextmanager
     def watching(self, parts: Mapping[str, MetricSource] | None = None) -> Iterator[None]:
-        """Count requests to stores inside the block, and read `parts` at each scrape."""
+        """Count requests to stores inside the block, and read `parts` at each scrape.
+
+        Args:
+            parts: Metrics that are read from databases, by name of the part; None: there are none.
+        """
         end = listen(self._store.count)
         readings = ScrapedMetrics(parts or {})
         self.registry.register(readings)
@@ -65,7 +69,7 @@ class WorkerMetrics:
 
 
 class ServerMetrics(WorkerMetrics):
-    """Metrics of one server, and of the worker that may be inside.
+    """Metrics of one server, and of the worker in its process, if there is one.
 
     Attributes:
         requests: Metrics of the requests to the server.
@@ -116,7 +120,7 @@ class RequestMetrics:
 
     @contextmanager
     def announcement(self, root: str) -> Iterator[None]:
-        """Count an announced save, by the outcome of the search for it inside the block."""
+        """Count an announced save by its outcome: whether the block found the step in the store."""
         outcome = "failed"
         try:
             yield
@@ -132,7 +136,11 @@ class JobMetrics:
     """Metrics of the jobs that a worker executes."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """Create the metrics; without a registry, nobody reads them."""
+        """Create the metrics.
+
+        Args:
+            registry: Registry that exports them; None: they are not exported.
+        """
         self._seconds = Histogram(
             "cairn_job_seconds",
             "How long a worker was at a job, by how that ended.",
@@ -174,7 +182,7 @@ class JobMetrics:
 
 
 class _StoreMetrics:
-    """Metrics of the requests to stores, from anywhere in the process."""
+    """Metrics of all requests to stores that this process makes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._total = Counter(

@@ -1,7 +1,7 @@
 """Removal of secrets from log texts: passwords, keys, cookies, values of SQL statements.
 
-Every repetition that is followed by another part is bounded. Clients send some of these texts, and
-an unbounded repetition would be tried from every character to the end: quadratic time (ReDoS).
+Every repetition in the middle of a pattern is bounded. Clients send some of these texts, and an
+unbounded repetition would be tried from every character to the end: quadratic time (ReDoS).
 """
 
 import re
@@ -36,7 +36,8 @@ _SECRETS: Final = (
     re.compile(r"(?P<kept>\bDETAIL:\s*)[^\r\n]+"),
     re.compile(r"(?P<kept>\[parameters:\s*)[^\r\n]+"),
 )
-# A fast check first: each pattern needs one of these, in any case, and most texts have none.
+# A fast check before the patterns: each pattern needs one of these, in any case, and most texts
+# have none.
 _SIGNS: Final = (
     *(
         "ck_",
@@ -66,5 +67,5 @@ def redact(text: str) -> str:
 
 
 def names_a_secret(key: str) -> bool:
-    """Return whether values under this name are secret."""
+    """Return whether values with this name are secret."""
     return _SECRET_KEY.fullmatch(key) is not None

@@ -19,7 +19,7 @@ NO_ROUTE: Final = "(none)"
 """Route label of requests that match no route, or are refused before routing."""
 
 CLIENT_GONE: Final = 499
-"""Status label of requests whose client did not wait for an answer."""
+"""Status label of requests whose client closed the connection before the answer."""
 
 
 class ObservedRequests:
@@ -82,7 +82,7 @@ class ObservedRequests:
 
 
 class _Answer:
-    """`send` of a request that notes status and time, and adds the request's id to the headers."""
+    """ASGI `send` of a request; it records status and time, and adds the request's id header."""
 
     def __init__(self, send: Send, identity: str, metrics: RequestMetrics) -> None:
         self.status: int | None = None

@@ -1,7 +1,7 @@
 """Metrics that are read from databases at each scrape.
 
 Each part is read by itself, with a short time limit. A part that cannot be read is left out, and
-`cairn_scrape_problem` says so.
+`cairn_scrape_problem` is 1 for it.
 """
 
 import logging
@@ -43,7 +43,7 @@ class Family(NamedTuple):
         name: Name of the metric.
         what: Help text, one line.
         labels: Names of its labels.
-        counter: The value only grows.
+        counter: True for a counter, whose value only grows; False for a gauge.
     """
 
     name: str
@@ -57,7 +57,7 @@ class MetricSource(NamedTuple):
 
     Attributes:
         families: Definitions of the metrics.
-        read: Returns their values now; raises the database's errors.
+        read: Function that returns their current values; it raises the database's errors.
     """
 
     families: tuple[Family, ...]
@@ -86,7 +86,7 @@ class ScrapedMetrics(Collector):
         with self._lock:
             for name, part in self._parts.items():
                 last = self._asked.get(name)
-                if last is None or last.done():  # else the last read still runs
+                if last is None or last.done():  # if the last read still runs, do not start another
                     self._asked[name] = _begin(part)
             answers = dict(self._asked)
         wait(answers.values(), ANSWER_SECONDS)

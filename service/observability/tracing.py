@@ -1,6 +1,6 @@
-"""OpenTelemetry spans: on if the environment names a collector, else no-ops.
+"""OpenTelemetry spans. They are recorded if the environment names a collector.
 
-The packages come with the extra `otel`, and are imported only if tracing is on.
+The packages come with the extra `otel`, and are imported only then.
 """
 
 import os
@@ -20,7 +20,7 @@ ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_EN
 """OpenTelemetry's own variables; each of them turns tracing on."""
 
 FLUSH_SECONDS: Final = 5.0
-"""Longest time that the end of a process waits for a collector."""
+"""Longest time that the process waits for the collector when it ends, in seconds."""
 
 _tracer: "Tracer | None" = None
 
@@ -45,7 +45,7 @@ class Tracing:
     def _tell_store_call(self, call: StoreRequest) -> None:
         """Record a span of a store request, if it belongs to a traced request or job.
 
-        Requests that nobody asked for, such as the scanner's, have no span.
+        Background requests, such as the scanner's, have no span.
         """
         from opentelemetry import trace
 
@@ -64,18 +64,18 @@ class Tracing:
 
 
 class TracedSpan:
-    """Span, or a no-op if tracing is off."""
+    """Span; its methods do nothing if tracing is off."""
 
     def __init__(self, span: "Span | None" = None) -> None:
         self._span = span
 
     def name(self, name: str) -> None:
-        """Rename the span."""
+        """Set the span's name."""
         if self._span is not None:
             self._span.update_name(name)
 
     def note(self, key: str, value: str | int) -> None:
-        """Add an attribute."""
+        """Set an attribute."""
         if self._span is not None:
             self._span.set_attribute(key, value)
 
@@ -144,7 +144,9 @@ def span(
     Args:
         name: Name of the span.
         kind: OpenTelemetry's kind of span.
-        carrier: Headers or a mapping like them, whose `traceparent`, if any, is the parent.
+        carrier: Headers, or a similar mapping, whose `traceparent` names the parent; None, or
+            without
+            `traceparent`: the current span is the parent.
     """
     tracer = _tracer
     if tracer is None:
@@ -171,7 +173,7 @@ def span(
 
 
 def trace_carrier() -> dict[str, str]:
-    """Return the current span as a carrier: `traceparent`, or nothing if tracing is off."""
+    """Return the current span as `{"traceparent": …}`; {}: tracing is off."""
     if _tracer is None:
         return {}
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

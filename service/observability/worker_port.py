@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """Answer a known path, and 404 to others."""
+        """Answer the paths of the worker's port, and any other path with 404."""
         answer = self.known.get(self.path.partition("?")[0])
         body, kind = (b"", "text/plain") if answer is None else answer()
         self.send_response(404 if answer is None else 200)
@@ -94,5 +94,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, form: str, *args: object) -> None:
-        """Log at debug level: a probe a second would fill the log."""
+        """Log a request at debug level: one probe per second would fill the log."""
         logger.debug(form, *args)

@@ -62,7 +62,7 @@ def ready(request: Request, plane: PlaneDependency) -> Readiness:
     for name, ask in questions.items():
         try:
             ask()
-        except Exception as exc:  # any error of a driver makes the part unusable
+        except Exception as exc:  # whatever error a driver raises, the part is unusable
             problem = problem_from(exc, instance="/readyz")
             unexpected = problem.status == HTTPStatus.INTERNAL_SERVER_ERROR
             logger.warning("%s is not ready: %s", name, exc, exc_info=exc if unexpected else None)

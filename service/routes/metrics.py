@@ -99,7 +99,7 @@ def _index(plane: ControlPlane) -> Iterator[Sample]:
     for root, uri in plane.roots.items():
         sums = sums_by_root.get(root)
         if sums is None or sums.uri != str(uri):
-            continue  # never indexed, or under another URI: the numbers are not this root's
+            continue  # never indexed, or indexed at another URI: the numbers are not of this root
         labels = {"root": root}
         if (lag := sums.lag(uri)) is not None:
             yield Sample("cairn_index_lag_seconds", labels, lag)

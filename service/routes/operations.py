@@ -146,7 +146,7 @@ def _event_id(operation: Operation) -> str:
 def _moment(text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
-        moment + timedelta(days=1)  # refuse the end of time, where the database overflows
+        moment + timedelta(days=1)  # refuse the last day, where the database overflows
         if moment.tzinfo is None:
             raise ValueError("a moment without its zone")
         return moment

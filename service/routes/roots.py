@@ -62,5 +62,5 @@ router.add_api_route(
     methods=["DELETE"],
     status_code=204,
     responses=problem_responses(404, 409),
-    route_class_override=PermittedRoute,  # without a limiter: a root of a dead store can go, too
+    route_class_override=PermittedRoute,  # no limiter: a root of a dead store can be removed
 )

@@ -179,8 +179,8 @@ def page_of_runs(
         roots: Roots to list, by name.
         page_size: Largest number of runs on the page.
         page_token: `next_page_token` of the page before; None for the first page.
-        of: Root that the listing is of; None for the listing of all roots. Page tokens of one
-            listing are not valid for another.
+        of: Root whose runs are listed; None: all roots. A page token is valid only for the list
+            that it comes from.
         search: Filter and order.
         refresh: Update the catalog from the store first.
     """

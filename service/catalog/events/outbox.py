@@ -101,8 +101,7 @@ def publish_all(connection: Connection, root: str, run: str, events: Iterable[Ne
         return
     # With this lock, ids grow in the order of commits, so a reader that goes on from an id misses
     # none. Without it, PostgreSQL assigns ids at the insert. No other lock is acquired after this
-    # one:
-    # no deadlock.
+    # one: no deadlock.
     lock(connection, "cairn events")
     last, now = connection.scalar(_LAST, place) or 0, utc_now()
     values = [

@@ -83,8 +83,7 @@ async def _fetch(http: httpx.AsyncClient, path: str, file: AsyncFile[bytes]) -> 
                     expected = _expected_crc32c(response.headers.get("repr-digest", ""))
                     checksum = _checksum()
                     # Without CRC-32C here, only the server can compare the checksum, and only if it
-                    # sends the
-                    # whole file: then do not resume.
+                    # sends the whole file: then do not resume.
                     apart = expected is None or checksum is not None
                     etag = _strong(response.headers.get("etag")) if apart else None
                 async for chunk in response.aiter_bytes():

@@ -39,7 +39,7 @@ MAX_ALIASES: Final = 4
 """Largest number of aliases that the list shows per run."""
 
 KEPT: Final = (1, 3, 5, 10, 25, 100)
-"""Choices of `keep_last` for the reclaimable bytes of runs that no schedule cleans up."""
+"""Choices of `keep_last` for the reclaimable bytes of runs without a schedule."""
 
 router: Final = page_router()
 

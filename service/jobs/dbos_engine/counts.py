@@ -1,6 +1,6 @@
-"""Counts of jobs, and a check for waiting ones; DBOS has no cheap way to get either.
+"""Counts of jobs, and a check for waiting jobs. Both are expensive through DBOS's own interface.
 
-They read the table `workflow_status`, one of the system tables that DBOS documents.
+They are read from the table `workflow_status`, one of the system tables that DBOS documents.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from cairn.service.jobs.records import kind_of, state_of
 from cairn.service.schemas import OperationState
 
 CONNECT_SECONDS = 2
-"""Time limit for connecting; short, because somebody waits for these metrics."""
+"""Time limit for connecting, in seconds. It is short, since a metrics request waits meanwhile."""
 
 
 class JobCounts:
@@ -27,8 +27,8 @@ class JobCounts:
         options: dict[str, object] = (
             {"factory": WalConnection} if sqlite else {"connect_timeout": CONNECT_SECONDS}
         )
-        # Each call is one statement, a few times a second, so it has no transaction and no ping
-        # before it. The price: the first call after a cut connection fails.
+        # Each call is one statement, a few times a second, so there is no transaction and no ping
+        # before it. The price: the first call after the connection was cut fails.
         self._engine = create_engine(
             url,
             connect_args=options,
@@ -40,7 +40,7 @@ class JobCounts:
         self._table = table(
             "workflow_status", column("name"), column("status"), schema=None if sqlite else "dbos"
         )
-        # Built once, since it runs all the time.
+        # Built once, since this query runs several times a second.
         self._waits = (
             select(1)
             .where(
@@ -65,7 +65,7 @@ class JobCounts:
         return dict(counts)
 
     def names(self) -> list[str]:
-        """Return the names of all stored workflows, of any release."""
+        """Return the names of all stored workflows, including those of other releases of Cairn."""
         with self._engine.connect() as connection:
             return [*connection.execute(select(self._table.c.name).distinct()).scalars()]
 

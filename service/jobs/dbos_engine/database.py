@@ -26,13 +26,13 @@ from cairn.service.private_files import make_private
 from cairn.service.schemas import OperationKind
 
 APPLICATION: Final = "cairn"
-# DBOS resumes a stored job only under the same version. Raise it only when old jobs must not go on
-# with new code, and let them finish first.
+# DBOS resumes a stored job only under the same version. Raise it only if new code cannot continue
+# old jobs, and let those finish first.
 APPLICATION_VERSION: Final = "1"
 PROGRESS_EVENT: Final = "progress"
 CONNECT_SECONDS: Final = 10
 QUEUE_POLL_SECONDS: Final = 10.0
-"""Interval at which DBOS itself polls each queue; `waking` notices new jobs much sooner."""
+"""Interval at which DBOS polls each queue, in seconds; `waker` wakes the queues sooner."""
 
 LIMITS: Final[Mapping[str, int]] = {
     OperationKind.ADOPT: 1,
@@ -44,12 +44,14 @@ LIMITS: Final[Mapping[str, int]] = {
     OperationKind.GC: 1,
     PART: 2,
 }
-"""Jobs of each kind that one worker runs at a time. Most are bound by the store, and a conversion
-may need 512 MiB."""
+"""Largest number of jobs of each kind that one worker runs at a time.
+
+Most are limited by the store, and a conversion may need 512 MiB.
+"""
 
 
 class WalConnection(sqlite3.Connection):
-    """SQLite connection in WAL mode, for SQLAlchemy's `connect_args={"factory": ...}`."""
+    """SQLite connection in WAL mode; `connect_args={"factory": ...}` passes it to SQLAlchemy."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -65,11 +67,11 @@ def is_sqlite(url: str) -> bool:
 
 
 def engine_options(url: str) -> dict[str, Any]:
-    """Return options for a worker's engine with which DBOS outlasts an outage of its database.
+    """Return engine options with which a worker survives an outage of DBOS's database.
 
-    DBOS retries PostgreSQL errors that it knows by their code, or by some of the driver's texts. It
-    does not know those of a missing socket or an unresolvable name, so any failure to connect is
-    raised as a `ConnectionFailure`.
+    DBOS retries those PostgreSQL errors whose code, or driver's text, it recognizes. It does not
+    recognize a missing socket or a name that does not resolve. So any failure to connect is raised
+    as `ConnectionFailure`, which it retries.
     """
     if is_sqlite(url):
         return {"connect_args": {"factory": WalConnection}, "hide_parameters": True}
@@ -94,9 +96,9 @@ def queue_of(kind: str) -> str:
 
 
 def upgrade_jobs(url: str) -> tuple[int, int]:
-    """Migrate the tables to this version of DBOS; return its version before, or 0, and after.
+    """Migrate the tables to this version of DBOS; return their versions before (0: none) and after.
 
-    Servers and workers of other versions go on meanwhile, since DBOS's migrations are compatible.
+    Servers and workers of other versions continue meanwhile: DBOS's migrations are compatible.
 
     Raises:
         SettingsError: The database cannot be opened.
@@ -111,7 +113,10 @@ def upgrade_jobs(url: str) -> tuple[int, int]:
 
 
 def _prepared(url: str) -> str:
-    """Make a SQLite file private, or add a connect timeout to a server's URL; return the URL."""
+    """Prepare a database, and return the URL to connect with.
+
+    A SQLite file is made private; the URL of a server gets a connect timeout.
+    """
     parsed = make_url(url)
     if is_sqlite(url):
         make_private(parsed.database)
@@ -144,7 +149,7 @@ def _unusable(url: str, exc: DBAPIError) -> SettingsError:
 
 
 def open_database(url: str) -> DBOSClient:
-    """Migrate the tables, register the queues, and connect.
+    """Migrate the tables, register the queues, and return a client of the database.
 
     Raises:
         SettingsError: The database cannot be opened.

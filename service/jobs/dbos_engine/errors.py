@@ -1,6 +1,6 @@
-"""Translation of DBOS's errors to Cairn's at the edge of this room.
+"""Conversion of DBOS's errors to Cairn's, at the edge of this room.
 
-Errors of DBOS's database pass unchanged: the table in `http.problems` handles them.
+Errors of DBOS's database are not converted: the table in `http.problems` has them.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ ERRORS: Final[Mapping[type[BaseException], type[ProblemError]]] = {
 
 
 def translated(call: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function so that DBOS's errors are raised as Cairn's."""
+    """Wrap a function so that it raises Cairn's errors in place of DBOS's."""
 
     @wraps(call)
     def calling(*arguments: P.args, **options: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""Start, observation and control of jobs, without running any."""
+"""Start, observation and control of jobs, in a process that need not execute any."""
 
 import builtins
 import hashlib
@@ -48,7 +48,10 @@ from cairn.storage.store.uri import StoreURI
 
 SMALLEST_CHUNK: Final = 50
 NAMES_SECONDS: Final = 30.0
-"""Interval between two searches for jobs of unknown kinds; each reads the whole table."""
+"""Interval between two searches for unknown kinds of jobs, in seconds.
+
+Each search reads the whole table.
+"""
 _NOT_STARTED: Final = frozenset({"DELAYED", "ENQUEUED"})
 
 
@@ -63,7 +66,7 @@ class Jobs:
 
     Attributes:
         worker: Worker of this process, if it has one.
-        stopping: The process is stopping, and watchers should go.
+        stopping: True if the process is stopping, so that watchers have to end.
     """
 
     def __init__(
@@ -96,15 +99,14 @@ class Jobs:
     def start(
         self, kind: str, request: Request, *, idempotency_key: str | None = None
     ) -> Operation:
-        """Start a job, or return the existing operation for an equal request.
+        """Start a job, or return the existing operation of an equal request.
 
-        Without a key, an equal kind and request return the operation that is under way, if there is
-        one.
+        Without a key, the request is compared with the operations that have not ended.
 
         Args:
             kind: Key of `kinds`.
             request: JSON object for the job.
-            idempotency_key: An equal key returns the same operation, for good. A new key starts a
+            idempotency_key: A repeated key returns the same operation, for good. A new key starts a
                 new operation.
 
         Raises:
@@ -126,8 +128,8 @@ class Jobs:
         try:
             handle: WorkflowHandle[Any] = self._client.enqueue(shared, dict(request))
         except dbos_errors.DBOSQueueDeduplicatedError:
-            # An equal request runs under another id, which would not answer to this key later. So
-            # start a second operation, without deduplication.
+            # An operation of an equal request exists, but under an id that this key does not lead
+            # to. So start a second operation, without deduplication.
             handle = self._client.enqueue(options, dict(request))
         except dbos_errors.DBOSConflictingWorkflowError as exc:
             raise self._reused(idempotency_key) from exc
@@ -152,12 +154,12 @@ class Jobs:
 
     @translated
     def current(self, last_seen: Mapping[str, Operation]) -> dict[str, Operation]:
-        """Return the current states of operations, by id; deleted ones are left out.
+        """Return the current states of some operations, by id; deleted ones are left out.
 
-        For operations that have not ended, only what can change is read.
+        For operations that have not ended, only the columns that can change are read.
 
         Args:
-            last_seen: Last known states, by id.
+            last_seen: States that the caller has, by id.
         """
         rows = self._client.list_workflows(
             workflow_ids=[*last_seen], load_input=False, load_output=False
@@ -191,7 +193,8 @@ class Jobs:
 
         Args:
             limit: Largest number of operations.
-            after: Return only operations after the one with this `created` and id.
+            after: `created` and id of the last operation of the page before; None: start with the
+                newest.
             state: Return only operations in this state; None: in any.
         """
         workflows: dict[tuple[datetime, str], WorkflowStatus] = {}
@@ -223,16 +226,16 @@ class Jobs:
     def cancel(self, operation_id: str) -> Operation:
         """Cancel an operation; a running job stops at its next block and removes what it wrote.
 
-        A cancelled operation stays as it is.
+        An operation that was cancelled before is returned as it is.
 
         Raises:
             OperationNotFoundError: There is no such operation.
-            OperationStateError: It has ended otherwise.
+            OperationStateError: It has succeeded or failed.
             UnknownKindError: A newer server started it.
         """
         operation = self._known(operation_id)
         if not operation.state.final:
-            # The job before its parts: a cancelled part would make a running job fail.
+            # Cancel the job before its parts: a cancelled part would make a running job fail.
             self._client.cancel_workflow(operation_id)
             self._cancel_parts(operation_id)
             operation = self.get(operation_id)
@@ -241,7 +244,7 @@ class Jobs:
                 f"operation {operation_id}: expected one that has not ended, found it "
                 f"{operation.state.value}"
             )
-        # Otherwise the job never started, was left by a dead worker, or runs elsewhere.
+        # Otherwise the job never started, its worker has died, or it runs in another process.
         if self.worker is None or not self.worker.interrupt(operation_id):
             abandon(self.kinds[operation.kind], self.roots, operation.request, operation_id)
         return operation
@@ -250,8 +253,8 @@ class Jobs:
     def resume(self, operation_id: str) -> Operation:
         """Run a failed or cancelled operation again from its start, under the same id.
 
-        A verification that found damage is not resumed: its result stands. A new verification shows
-        if the damage is repaired.
+        A verification that found damage cannot be resumed, since its result is final. Start a new
+        verification to check a repair.
 
         Raises:
             OperationNotFoundError: There is no such operation.
@@ -281,13 +284,13 @@ class Jobs:
 
     @translated
     def ended(self, since: datetime) -> set[tuple[datetime, str, OperationState]]:
-        """Return time, id and state of operations that ended since a moment.
+        """Return time, id and state of the operations that have ended since a moment.
 
-        A resumed operation is not among them. SQLite stores seconds only: an operation that is
-        resumed may end in another state within the same second.
+        An operation that was resumed and runs again is left out. SQLite stores seconds only, so an
+        operation that is resumed may end in two states within the same second.
 
         Args:
-            since: The moment; a recent one, since all ends after it are read.
+            since: The moment; a recent one, since all later ends are read.
         """
         final = [state for state in OperationState if state.final]
         workflows = self._client.list_workflows(
@@ -304,19 +307,19 @@ class Jobs:
 
     @translated
     def check(self) -> None:
-        """Raise unless the database answers."""
+        """Read from the database, and raise its error if it does not answer."""
         self._client.list_workflows(
             name=self._names(), limit=1, load_input=False, load_output=False
         )
 
     @translated
     def counts(self) -> dict[tuple[str, OperationState], int]:
-        """Count the operations, by kind and state."""
+        """Count the operations, by kind and state; empty: there are no metrics."""
         return {} if self._counts is None else self._counts.read(self._names())
 
     @translated
     def running(self) -> dict[str, builtins.list[str]]:
-        """Return the ids of the operations that workers run, by the worker's name."""
+        """Return the ids of the operations that each worker runs, by the worker's name."""
         taken: dict[str, builtins.list[str]] = {}
         for status in self._client.list_workflows(
             name=self._taken(), status=["PENDING"], load_input=False, load_output=False
@@ -330,8 +333,8 @@ class Jobs:
     def put_back(self, worker: str) -> builtins.list[str]:
         """Put the operations of a dead worker back into their queues, and return their ids.
 
-        Finished steps are not repeated. If the worker is alive after all, it notices at the next
-        step of each operation, and stops.
+        Finished steps are not repeated. If the worker is alive nonetheless, it stops each operation
+        at the operation's next step.
         """
         workflows = self._client.list_workflows(
             name=self._taken(),
@@ -359,7 +362,7 @@ class Jobs:
         return operation
 
     def _all_names(self) -> builtins.list[str]:
-        """Return the workflow names of all stored kinds, those of newer servers included."""
+        """Return the workflow names of all stored kinds of jobs, with those of newer servers."""
         now = time.monotonic()
         if self._counts is not None and now >= self._look_for_names_at:
             self._other_names = [
@@ -374,7 +377,7 @@ class Jobs:
         return [workflow_name(kind) for kind in self.kinds]
 
     def _taken(self) -> builtins.list[str]:
-        """Return the names of all workflows that workers take: jobs, and parts of jobs."""
+        """Return the names of all workflows that workers execute: jobs, and parts of jobs."""
         return [*self._names(), workflow_name(PART)]
 
     def _cancel_parts(self, operation_id: str) -> None:

@@ -1,7 +1,7 @@
-"""Limiter of concurrent work in this process, which DBOS's queues do not guarantee.
+"""Limiter of concurrent work in this process, since DBOS's queues may exceed their own limits.
 
 A queue counts its running workflows in memory, and counts a workflow only once its thread has
-begun. If the queue polls again before that, as on a busy machine, it takes as many once more.
+begun. If the queue polls again before that, as on a busy machine, it starts as many once more.
 """
 
 import threading
@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import Final
 
 POLL_SECONDS: Final = 0.1
-"""Interval at which a waiting thread checks if it has to stop."""
+"""Interval at which a waiting thread checks whether it has to stop, in seconds."""
 
 
 class Limiter:
-    """Limits by name for concurrent work; for many threads."""
+    """Limits of concurrent work, each with a name. Safe for use by many threads."""
 
     def __init__(self) -> None:
         self._ended = threading.Condition()
@@ -23,11 +23,12 @@ class Limiter:
 
     @contextmanager
     def turn(self, limits: Mapping[str, int], check: Callable[[], None]) -> Iterator[None]:
-        """Wait until every name is below its limit, then hold a turn of each.
+        """Wait until every name is below its limit, then count this block for each name.
 
         Args:
             limits: Limits by name.
-            check: Called while it waits; an error of it ends the wait.
+            check: Function that is called while waiting; if it raises, the wait ends with its
+                error.
         """
         with self._ended:
             while any(self._running[name] >= limit for name, limit in limits.items()):

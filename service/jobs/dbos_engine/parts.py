@@ -1,6 +1,6 @@
-"""Parts of a job, each a workflow of its own that any worker may take.
+"""Parts of a job, each a workflow of its own that any worker may execute.
 
-One step of the job starts and watches them. Ids of parts are deterministic, so if the step runs
+One step of the job starts and watches the parts. Their ids are deterministic, so if that step runs
 again after a crash, it does not start a part twice.
 """
 
@@ -27,16 +27,16 @@ MAX_POLL_SECONDS: Final = 1.0
 
 
 class Parts:
-    """Runner of a job's parts; only for the thread that DBOS runs the job in.
+    """Runner of a job's parts; only for the thread in which DBOS runs the job.
 
     Args:
         kind: Kind of the job.
         operation_id: Id of the operation.
         request: Request of the job.
         origin: Ids of the request that started the job, see `observation.origin`.
-        wake: Makes workers poll for new parts at once.
-        stop: Stops the parts that run in this process, and waits for them.
-        interrupted: Set when the job has to stop.
+        wake: Function that makes workers poll for new parts at once.
+        stop: Function that stops the parts that run in this process, and waits for them.
+        interrupted: Event that is set when the job has to stop.
     """
 
     def __init__(
@@ -65,12 +65,16 @@ class Parts:
         at_once: int | None,
         done: Callable[[int], None],
     ) -> tuple[list[Result | None], Result | None]:
-        """Run the parts, see `StepRunner.run_parts`. If one fails, the others are cancelled."""
+        """Run the parts; if one fails, cancel the others.
+
+        Arguments and return values are those of `StepRunner.run_parts`.
+        """
         ids = [part_id(self._operation_id, token, number) for number in range(len(parts))]
         sizes = {name: int(part["nbytes"]) for name, part in zip(ids, parts, strict=True)}
         most = len(parts) if at_once is None else at_once
         pause = POLL_SECONDS
-        # DBOS records calls within a workflow as steps of the job; in another thread it does not.
+        # DBOS records a call within a workflow as a step of the job, but not a call in another
+        # thread.
         with ThreadPoolExecutor(1, "cairn-parts") as outside:
             workflows = outside.submit(_statuses, ids).result()
             while True:
@@ -111,7 +115,7 @@ class Parts:
     def _failure(
         self, workflows: dict[str, WorkflowStatus], outside: ThreadPoolExecutor
     ) -> Result | None:
-        """Stop the other parts if one has failed, and return its problem; None: none has."""
+        """Stop the other parts if a part has failed, and return its problem; None: no failure."""
         ended = {
             name: workflow
             for name, workflow in workflows.items()

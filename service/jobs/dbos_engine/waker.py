@@ -1,11 +1,11 @@
 """Waker of DBOS's queues, which then poll the database only if a job waits.
 
-DBOS polls for every queue separately, with several statements each time. One cheap query replaces
-that: does any job wait? If so, all queues poll at once. If the query fails, nothing is lost: the
-queues poll by themselves later.
+DBOS polls for every queue separately, with several statements each time. The waker replaces that by
+one cheap query for any waiting job. If one waits, all queues poll at once. If the query fails,
+nothing is lost: the queues poll by themselves later.
 
 DBOS has no interface for this. Its queues wait for a stop event, which DBOS keeps in a list of its
-instance; that event is replaced by one that can also be woken (ADR 26).
+instance. The waker replaces that event by one that can also be woken (ADR 26).
 """
 
 import logging
@@ -21,7 +21,7 @@ POLL_SECONDS = 0.5
 """Interval between two queries for waiting jobs; jobs of the same process wake at once."""
 
 REST_SECONDS: Final = 10.0
-"""Shortest rest of DBOS's queue threads, unless they are woken."""
+"""Longest pause of DBOS's queue threads between two polls, in seconds, unless they are woken."""
 
 STOP_SECONDS: Final = 5.0
 """Longest time that `close` waits for a database that does not answer."""
@@ -31,7 +31,7 @@ class Waker:
     """Waker of the queues of one DBOS instance.
 
     Args:
-        anything_waits: Returns whether a job waits; called in the waker's own thread.
+        anything_waits: Function that returns whether a job waits; called in the waker's own thread.
     """
 
     def __init__(self, anything_waits: Callable[[], bool]) -> None:
@@ -45,7 +45,8 @@ class Waker:
     def attach(self, dbos: Any) -> None:
         """Make the queues of a DBOS instance wakeable; call it before the instance is launched."""
         dbos.background_thread_stop_events = _Events(self)
-        # The event of DBOS's thread for jobs with a delay or a time limit; Cairn has none.
+        # The event of DBOS's thread for delayed jobs and jobs with a time limit; Cairn has none of
+        # these.
         _make_wakeable(dbos._background_jobs_stop_event, self)
 
     def start(self) -> None:
@@ -67,8 +68,12 @@ class Waker:
     def wait(self, until: Callable[[], bool], seconds: float | None) -> None:
         """Wait until a condition is true, `wake` is called, or the time is over.
 
-        A `wake` since this thread's last wait counts too: the thread may have polled just before
-        it.
+        A call of `wake` since this thread's last wait also ends the wait: the thread may have
+        polled just before that call.
+
+        Args:
+            until: Condition, checked after each wake-up.
+            seconds: Longest time to wait; None: no limit.
         """
         with self._condition:
             seen = getattr(self._seen, "wakes", 0)
@@ -84,7 +89,7 @@ class Waker:
                 continue
             if waits:
                 self.wake()
-                self._stop.wait(POLL_SECONDS)  # a job that still waits then waits for a limit
+                self._stop.wait(POLL_SECONDS)  # a job that still waits is held back by a limit
 
 
 class _Events(list[threading.Event]):
@@ -106,7 +111,7 @@ def _make_wakeable(event: threading.Event, waker: Waker) -> None:
 
 
 class _Wakeable(threading.Event):
-    """Event whose `wait` also ends, without the event being set, when the waker wakes."""
+    """Event whose `wait` also returns when the waker wakes, although the event is not set."""
 
     waker: Waker
 

@@ -59,10 +59,10 @@ from cairn.storage.store.uri import StoreURI
 
 
 class ExpectedEndings(logging.Filter):
-    """Filter that drops DBOS's records of failed, cancelled and stopped jobs."""
+    """Log filter that drops DBOS's records about failed, cancelled and stopped jobs."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is unexpected."""
+        """Return True unless the record is about the expected end of a job."""
         ending = record.exc_info[1] if record.exc_info else None
         return not isinstance(ending, JobFailedError | JobInterrupt)
 
@@ -72,12 +72,14 @@ logger = logging.getLogger(__name__)
 MAX_RECOVERIES: Final = 5
 STOP_TIMEOUT_SECONDS: Final = 30.0
 NOTICE_SECONDS: Final = 1.0
-"""Interval at which DBOS notifies listeners of events in PostgreSQL; servers poll, so none
-listens."""
+"""Interval at which DBOS notifies listeners of events in PostgreSQL, in seconds.
+
+It need not be short: servers poll, so nobody listens.
+"""
 
 
 class _Steps:
-    """Steps, parts and progress in DBOS; only for threads that DBOS runs a job in."""
+    """Steps, parts and progress in DBOS; only for threads in which DBOS runs a job."""
 
     def __init__(self, parts: Callable[[], Parts] | None = None) -> None:
         self._parts = parts
@@ -85,7 +87,7 @@ class _Steps:
     def run_step(self, name: str, body: Callable[[], Result]) -> Result:
         try:
             return DBOS.run_step({"name": name}, body)
-        except PortableWorkflowError as exc:  # from before a restart, replayed by DBOS
+        except PortableWorkflowError as exc:  # raised before a restart, and replayed by DBOS
             if not isinstance(exc.data, dict):
                 raise
             raise JobFailedError(exc.data) from exc
@@ -103,7 +105,7 @@ class _Steps:
         return self._parts().run(token, parts, at_once=at_once, done=done)
 
     def report(self, progress: dict[str, Any]) -> None:
-        # Raises once the operation was cancelled, or another worker took it over.
+        # Raises if the operation was cancelled, or if another worker has taken it over.
         try:
             DBOS.set_event(PROGRESS_EVENT, progress)
         except DBAPIError as exc:  # progress must not fail a job
@@ -115,7 +117,7 @@ class Worker:
 
     Args:
         database_url: URL of DBOS's own database, SQLite or PostgreSQL. `open_jobs` has opened it.
-        name: Name of this worker, the same over restarts. The process holds it while the worker
+        name: Name of this worker, the same over restarts. The process has its lock while the worker
             runs.
         roots: Store roots by name.
         kinds: Kinds of jobs, by name.
@@ -153,7 +155,7 @@ class Worker:
         Raises:
             JobsBusyError: This process has a running engine already, or another process has its
                 name.
-            SettingsError: The lock of the name cannot be made.
+            SettingsError: The lock of the name cannot be created.
         """
         global _current
         with _current_lock:
@@ -162,7 +164,7 @@ class Worker:
                     "job engine: expected none in this process, found a running one. Close the "
                     "first application before starting a second."
                 )
-            # Before DBOS starts, since it takes up all jobs under this name.
+            # Before DBOS starts, since DBOS resumes all jobs of this name.
             self.name.acquire(self._lose)
             _current = self
         try:
@@ -175,7 +177,10 @@ class Worker:
             raise
 
     def close(self) -> None:
-        """Stop; running jobs stop at their next block, and go on at the next launch."""
+        """Stop the worker; running jobs stop at their next block.
+
+        They continue when a worker of this name is launched again.
+        """
         global _current
         self.stopping = True
         deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
@@ -188,22 +193,22 @@ class Worker:
         self._waker.close()
         self._counts.close()
         DBOS.destroy()
-        # The name last: until here no other process may take up this one's jobs.
+        # Release the name last: before that, no other process may resume the jobs of this one.
         with _current_lock:
             if _current is self:
                 _current = None
                 self.name.release()
 
     def _lose(self) -> None:
-        """Close this worker, since another process has its name now."""
+        """Close this worker, since another process has acquired its name."""
         threading.Thread(target=self.close, name="cairn-worker-end").start()
 
     def wake(self) -> None:
-        """Poll for new jobs at once."""
+        """Make the queues poll for new jobs at once."""
         self._waker.wake()
 
     def interrupt(self, operation_id: str) -> bool:
-        """Stop a cancelled operation and wait for its end; return whether it ran here."""
+        """Stop a cancelled operation and wait for its end; return False if it does not run here."""
         here = [each for each in self._running() if each.operation_id == operation_id]
         for execution in here:
             execution.interrupted.set()
@@ -229,7 +234,7 @@ class Worker:
             return self._execute(
                 execution,
                 lambda: self._run(self.kinds[kind], execution, request),
-                # A first run that was cancelled may still end here while the resumed one begins.
+                # A cancelled run of this operation may still end here while the resumed one begins.
                 limits={kind: LIMITS[kind], operation_id: 1},
                 cancelled=lambda: self._leave_off(execution, kind, request),
             )
@@ -237,7 +242,7 @@ class Worker:
     def execute_part(self, job: Request) -> Result:
         """Execute a part of a job; DBOS calls this as the body of every part's workflow.
 
-        If the part is cancelled, whoever cancelled it removes its files.
+        If the part is cancelled, its files stay: the process that cancelled it removes them.
         """
         kind, operation_id, part = self.kinds[job["kind"]], job["operation"], job["part"]
         own = kind.part
@@ -277,21 +282,25 @@ class Worker:
         limits: Mapping[str, int],
         cancelled: Callable[[], None],
     ) -> Result:
-        """Run a workflow that others can interrupt; `cancelled` cleans up.
+        """Wait until the limits allow it, then run a workflow that can be interrupted.
 
-        It waits until fewer workflows run here than its `limits` allow.
+        Args:
+            execution: Execution of the workflow.
+            run: Function that does the work.
+            limits: Largest numbers of workflows that run here at a time, by name.
+            cancelled: Function that removes the workflow's files after it was cancelled.
         """
         with self._lock:
             self._executions.add(execution)
             if self.stopping:
                 execution.interrupted.set()
-        with ExitStack() as turn:  # held until the clean-up after a cancel is done
+        with ExitStack() as turn:  # until the files of a cancelled workflow are removed
             try:
                 turn.enter_context(self._limiter.turn(limits, execution.check))
                 return run()
             except (JobCancelled, JobsStopping, dbos_errors.DBOSBaseException) as exc:
-                # Either our own flag is set, or DBOS noticed between steps that the row is no
-                # longer ours.
+                # Either this execution's own flag is set, or DBOS noticed between two steps that
+                # another worker has the operation.
                 workflow = self._workflow(_own_id())
                 if workflow is not None and workflow.status == CANCELLED:
                     cancelled()
@@ -300,8 +309,8 @@ class Worker:
                     raise
                 else:
                     ending = JobTakenOver
-                # Not an error of DBOS, which would make this thread wait for the end of the
-                # operation: a resumed one may take long, and a waiting thread keeps the process
+                # Do not raise DBOS's own error: it would make this thread wait for the end of the
+                # operation. A resumed one may take long, and a waiting thread keeps the process
                 # from ending.
                 raise ending(execution.operation_id) from exc
             finally:
@@ -318,7 +327,7 @@ class Worker:
             failure = execution.failure(exc)
 
             def clean_up() -> Result:
-                # Raises if the operation is no longer ours.
+                # Raises if another worker has the operation.
                 execution.progress.set(message="removing what was written")
                 self._abandon(execution, kind.name, request, failure)
                 return {}
@@ -343,13 +352,13 @@ class Worker:
         abandon(self.kinds[kind], self.roots, request, execution.operation_id, failure)
 
     def _stop_parts(self, execution: Execution) -> None:
-        """Stop the parts of a job that run here, and wait for them."""
+        """Stop the parts of an operation that run in this process, and wait for them."""
         parts = [
             workflow
             for workflow in self._running()
             if workflow.operation_id == execution.operation_id
         ]
-        # Not the resumed job itself, which may wait for its turn.
+        # Without the job itself: a resumed one may wait here to begin.
         parts = [workflow for workflow in parts if workflow.is_part]
         for part in parts:
             part.interrupted.set()
@@ -357,7 +366,10 @@ class Worker:
             part.finished.wait(STOP_TIMEOUT_SECONDS)
 
     def _tell(self, kind: JobKind, request: Request) -> None:
-        """Report the run that a job has changed, before the operation counts as ended."""
+        """Report the run whose lists a job has changed, before the operation has ended.
+
+        An error of the callback is logged and not raised.
+        """
         if kind.changed is None or self._changed is None:
             return
         try:
@@ -366,7 +378,7 @@ class Worker:
             logger.exception("%s: lists are behind until the store is looked at", request["root"])
 
     def _check_open(self, operation_id: str) -> None:
-        """Raise if a part's operation has ended, so that nobody waits for the part.
+        """Raise if a part's operation has ended, so that nothing waits for the part's result.
 
         Raises:
             JobFailedError: The operation has ended while its part was being started.
@@ -378,12 +390,12 @@ class Worker:
             raise JobFailedError(problem.model_dump(mode="json", exclude_none=True))
 
     def _started_by(self, operation_id: str) -> Mapping[str, Any]:
-        """Return the stored ids of the request that started a workflow."""
+        """Return the stored ids of the request that started a workflow; {}: none are stored."""
         workflow = self._workflow(operation_id)
         return {} if workflow is None else workflow.attributes or {}
 
     def _workflow(self, operation_id: str) -> WorkflowStatus | None:
-        # In another thread, without the running workflow's context, so that DBOS records no step.
+        # In another thread, where no workflow runs, so that DBOS records no step.
         with ThreadPoolExecutor(1) as pool:
             workflows = pool.submit(
                 DBOS.list_workflows,
@@ -423,7 +435,7 @@ def launch_worker(
     changed: Callable[[str, str], None] | None = None,
     metrics: JobMetrics | None = None,
 ) -> Worker:
-    """Start the worker of this process.
+    """Start the worker of this process, and return it.
 
     Args:
         settings: Settings of the server.
@@ -433,7 +445,7 @@ def launch_worker(
 
     Raises:
         JobsBusyError: The process has a worker already, or another process has its name.
-        SettingsError: Its database or data folder cannot be opened.
+        SettingsError: The worker's database or data folder cannot be opened.
     """
     worker = Worker(
         database_url=settings.jobs_database_url,
@@ -454,7 +466,11 @@ def abandon(
     operation_id: str,
     failure: JobFailedError | None = None,
 ) -> None:
-    """Remove the files of a cancelled or failed operation; `cairn gc` removes what remains."""
+    """Remove the files of a cancelled or failed operation; an error is logged and not raised.
+
+    If the store was full, the files that the next run can use stay. `cairn gc` removes what
+    remains.
+    """
     resumable = failure is not None and failure.for_missing_space
     remove = (kind.leave if resumable else None) or kind.abandon
     if remove is None:
@@ -468,7 +484,7 @@ def abandon(
 def _register_workflow(kind: OperationKind) -> None:
     def job(request: dict[str, Any]) -> dict[str, Any]:
         engine = _current
-        if engine is None:  # closed between DBOS taking the job and starting it
+        if engine is None:  # the worker was closed between DBOS's start of the job and this call
             raise JobsStopping(kind)
         return engine.execute(kind, request)
 
@@ -488,7 +504,11 @@ DBOS.workflow(name=workflow_name(PART), max_recovery_attempts=MAX_RECOVERIES)(_p
 
 
 def _own_id() -> str:
-    """Return the id of the workflow that this thread runs."""
+    """Return the id of the workflow that this thread runs.
+
+    Raises:
+        RuntimeError: This thread runs no workflow.
+    """
     workflow_id = DBOS.workflow_id
     if workflow_id is None:
         raise RuntimeError("a job runs inside a workflow only")

@@ -41,7 +41,7 @@ def adopt_request(
     request: dict[str, Any] = {"root": root, "run": run, "folder": str(folder)}
     if step is not None:
         request["step"] = step
-    if model is not None:  # pairs keep the order: the first match counts
+    if model is not None:  # pairs, which keep their order: the first match counts
         rules = [[pattern, name] for pattern, name in model.map.items()]
         request["model"] = {"config": model.config, "map": rules}
     return request
@@ -98,7 +98,7 @@ def _adopt(context: JobContext, request: Request) -> Result:
 
 
 def _result(request: Request, adoption: Adoption) -> Result:
-    """Return the result of the import, if the whole folder is listed, unchanged.
+    """Return the result of an import that listed the whole folder.
 
     Raises:
         NotAllAdoptedError: A checkpoint could not be imported or has changed; the error has the
@@ -123,7 +123,7 @@ def _result(request: Request, adoption: Adoption) -> Result:
     )
 
 
-# Nothing to abandon: each imported step is complete, and the next run goes on after it.
+# Without `abandon`: each imported step is complete, and the next run continues after it.
 ADOPT: Final = JobKind(
     KIND,
     run=lambda context, request: context.step("adopt", lambda: _adopt(context, request)),

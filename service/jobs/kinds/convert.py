@@ -46,7 +46,7 @@ KEEP: Final = "keep"
 
 
 def check_convertible(manifest: Manifest, options: Mapping[str, Any]) -> None:
-    """Refuse early what no convert job can do.
+    """Raise if no convert job could succeed with these options.
 
     Raises:
         InvalidRequestError: The model's type is unknown, or an option has an invalid value.
@@ -71,10 +71,10 @@ def check_convertible(manifest: Manifest, options: Mapping[str, Any]) -> None:
 
 
 def _check_comparable(config: EDPretrainedConfig, options: Mapping[str, Any]) -> None:
-    """Refuse `check_logits` for exports that transformers cannot load as a whole model.
+    """Raise if `check_logits` is requested for an export that transformers cannot load.
 
     Raises:
-        InvalidRequestError: It cannot load this one.
+        InvalidRequestError: The export is not a whole model, or not one that transformers has.
     """
     if options["format"] == GGUF or options.get("lora", MERGE) == KEEP:
         raise InvalidRequestError(
@@ -158,7 +158,7 @@ def _read_asset(run: Run, asset: AssetRecord) -> bytes:
 
 @contextmanager
 def _as_invalid_request() -> Iterator[None]:
-    """Raise errors of `state` as invalid requests: the request asks for something impossible."""
+    """Raise errors of `interop` as invalid requests: the request asks for something impossible."""
     try:
         yield
     except InteropError as exc:

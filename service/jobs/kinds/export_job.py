@@ -1,12 +1,13 @@
 """Common part of convert and gather: plan, one durable step per file, publish.
 
-If there are several files, they are parts of the job, which workers share; a single file is written
-where the job runs. Each file is read back after it is written, and compared with the intended
-checksum. If an execution finds the store full, its finished files stay, and the next execution of
-the same export goes on with them.
+Several files are parts of the job, which workers share; a single file is written where the job
+runs. Each file is read back after it is written, and compared with the intended checksum. If the
+store is full, the files that are finished stay, and the next execution of the same export uses
+them.
 
 Every execution plans a folder of its own (`<operation>-<random>`), so two never write into the same
-one. At the end the manifest, which is created only if absent, decides which folder counts.
+one. At the end the execution creates the manifest, which names its folder, unless there is one: so
+the first one that ends decides which folder counts.
 """
 
 import contextlib
@@ -76,9 +77,12 @@ _SMALL_AT_ONCE: Final = 4
 """Small files that are written at a time; each mostly waits for the store."""
 
 RESERVE_BYTES: Final = 64 << 20
-"""Free space that an export leaves on a disk. Databases and training jobs may use the same disk,
-and an operation whose failure cannot be recorded would seem to run forever. It exceeds what all
-writers together hand to the disk between two checks."""
+"""Free space on a disk that an export leaves, in bytes.
+
+Databases and training jobs may use the same disk, and an operation whose failure cannot be recorded
+would seem to run forever. The reserve exceeds what all writers together hand to the disk between
+two checks.
+"""
 
 
 @dataclass(frozen=True)
@@ -86,10 +90,11 @@ class ExportContent:
     """Content of an export.
 
     Attributes:
-        shards: Large files, one durable step each. Every planning gives the same names and sizes.
+        shards: Large files, one durable step each. Each plan of the same export has the same names
+            and sizes.
         metadata: Free text for each file's header.
         small: Other files, by name.
-        finite: A NaN or an infinity in a tensor fails the job.
+        finite: The job fails if a tensor has a NaN or an infinity.
         notes: Additional entries of the result, by name.
     """
 
@@ -102,8 +107,11 @@ class ExportContent:
 
 Planner = Callable[[Run, Manifest, CheckpointReader, Mapping[str, Any]], ExportContent]
 Check = Callable[[JobContext, StoreURI, StoreURI, Manifest], Mapping[str, bytes]]
-"""Check of the written files, given the URI of the step, the folder of the files, and the step's
-manifest. It raises if the files are wrong, and returns more files for the folder."""
+"""Check of the written files; it raises if they are wrong, and returns more files by name.
+
+Its arguments are the context, the URI of the step, the folder of the files, and the step's
+manifest.
+"""
 
 
 def export_request(
@@ -131,7 +139,14 @@ def export_request(
 def run_export(
     context: JobContext, request: Request, plan: Planner, check: Check | None = None
 ) -> Result:
-    """Make the artifact that `request` asks for, or find it."""
+    """Return the requested artifact's id and size; make the artifact if there is none yet.
+
+    Args:
+        context: Context of the job.
+        request: Request from `export_request`.
+        plan: Function that plans the content of the export.
+        check: Check of the written files; None: no check.
+    """
     job = _ExportJob(context, request, plan)
     planned = context.step("plan", job.plan)
     if planned["folder"] is None:
@@ -147,7 +162,7 @@ def run_export(
     except JobFailedError as failure:
         if isinstance(failure, PartsFailedError):
             written += [record for record in failure.done if record is not None]
-        # Another execution may have published first; garbage collection removes this one's files.
+        # Another execution may have published first; garbage collection then removes these files.
         if published := context.step("look again", job.find):
             return published
         if not failure.for_missing_space:
@@ -174,7 +189,7 @@ def _write_large(context: JobContext, job: "_ExportJob", planned: Result) -> lis
 
 
 def write_part(context: JobContext, request: Request, part: Result, plan: Planner) -> Result:
-    """Write one of several large files."""
+    """Write one of several large files, as a part of the job, and return its record."""
     job = _ExportJob(context, request, plan)
     alone = {**part["planned"], "total_bytes": part["nbytes"]}
     return job.write_shard(alone, part["number"], 0)
@@ -195,7 +210,7 @@ def made_by(run: Run, request: Request) -> str | None:
 
 
 def leave_export(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
-    """Remove an operation's files, except those that the next run of the export can use."""
+    """Remove an operation's unpublished files, except those that the export's next run can use."""
     delete_tries(_run_uri(roots, request), _key(request), f"{operation_id}-", keep_left=True)
 
 
@@ -205,7 +220,7 @@ def abandon_export(roots: Mapping[str, StoreURI], request: Request, operation_id
 
 
 class _ExportJob:
-    """Steps of one export; each may be the first one that this process runs."""
+    """Steps of one export. Any of them may be the first that this process runs."""
 
     def __init__(self, context: JobContext, request: Request, plan: Planner) -> None:
         self._context = context
@@ -268,7 +283,12 @@ class _ExportJob:
         return {}
 
     def leave(self, planned: Result, written: Sequence[Result]) -> Result:
-        """Leave the finished files for the next run of the same export."""
+        """Keep the finished files for the next run of this export; return their number and bytes.
+
+        Args:
+            planned: Result of `plan`.
+            written: Records of the files that were written.
+        """
         taken = [shard["left"]["record"] for shard in planned["shards"] if shard.get("left")]
         whole = {record["name"]: record for record in (*taken, *written)}
         files = [
@@ -286,12 +306,12 @@ class _ExportJob:
             try:
                 leave_try(objects, self._key, folder, left)
                 break
-            except StoreFullError:  # give up one file to make room for the record
+            except StoreFullError:  # delete one file to make room for the record
                 self._files(folder).delete_tree(files.pop().name)
         return {"files": len(files), "bytes": sum(file.size for file in files)}
 
     def _left(self) -> dict[str, Result]:
-        """Return the files that earlier tries left, with folder and record, by name."""
+        """Return the usable files that earlier tries left, by name: folder and record of each."""
         written: dict[str, Result] = {}
         for folder, left in left_tries(ObjectStore.open(self._uri), self._key).items():
             if left.by != installed_version():
@@ -304,7 +324,13 @@ class _ExportJob:
         return written
 
     def write_shard(self, planned: Result, number: int, done: int) -> Result:
-        """Write a large file; `done` bytes were written before it."""
+        """Write a large file, and return its record.
+
+        Args:
+            planned: Result of `plan`.
+            number: Position of the file among the large files.
+            done: Bytes of the large files before it.
+        """
         shard = self._content.shards[number]
         expected = planned["shards"][number]
         if (expected["name"], expected["nbytes"]) != (shard.file_name, shard.nbytes):
@@ -332,7 +358,7 @@ class _ExportJob:
             shard.file_name,
             _counting(shard, nonfinite),
             on_bytes=lambda count: progress.advance(
-                # The header does not count as tensor bytes.
+                # The header is not counted as tensor bytes.
                 min(count, done + shard.nbytes - progress.done_bytes)
             ),
             on_data=on_data,
@@ -345,10 +371,9 @@ class _ExportJob:
         return {**record, "nonfinite": dict(nonfinite)}
 
     def _take(self, planned: Result, shard: Shard, left: Result, done: int) -> bool:
-        """Take over a file that an earlier try left; return whether it is still the right one.
+        """Move a file of an earlier try into this try's folder; return False if it is not usable.
 
-        It is moved first, and checked then: as long as it is in the other folder, other executions
-        may take it too.
+        The file is moved before it is checked: in its old folder, another execution could move it.
         """
         name, files = shard.file_name, self._files(planned["folder"])
         progress = self._context.progress
@@ -356,7 +381,7 @@ class _ExportJob:
             done_bytes=done, total_bytes=planned["total_bytes"], message=f"reading {name} again"
         )
         try:
-            if not files.exists(name):  # it exists if this step has begun before
+            if not files.exists(name):  # the file exists if this step ran before
                 self._files(left["folder"]).move(name, files, name)
             self._compare(planned["folder"], left["record"])
             header = shard_header(shard, self._content.metadata)
@@ -375,12 +400,18 @@ class _ExportJob:
         return True
 
     def write_small(self, planned: Result) -> Result:
-        """Write all other files."""
+        """Write the small files, and return their records."""
         self._all_written(planned, "writing small files")
         return {"files": self._write(planned["folder"], self._content.small)}
 
     def check(self, planned: Result, records: list[Result], check: Check) -> Result:
-        """Run the check of the export against its checkpoint, before anything is published."""
+        """Run the check of the export against its checkpoint, before anything is published.
+
+        Args:
+            planned: Result of `plan`.
+            records: Records of the written files.
+            check: The check.
+        """
         self._all_written(planned, "checking")
         self._check_finite(_nonfinite(records))
         folder = self._files(planned["folder"]).uri
@@ -452,7 +483,10 @@ class _ExportJob:
         }
 
     def _check_finite(self, nonfinite: Mapping[str, int]) -> None:
-        """Refuse an export whose weights are not finite.
+        """Raise if the export's weights are not finite, and the request does not allow that.
+
+        Args:
+            nonfinite: Number of NaNs and infinities, by tensor.
 
         Raises:
             InvalidRequestError: There are NaNs or infinities, and the request does not allow them.
@@ -471,13 +505,13 @@ class _ExportJob:
         )
 
     def _compare(self, folder: str, record: Result, *, read_back: str | None = None) -> None:
-        """Compare a stored file with its intended record; a checksum from the store is trusted.
+        """Compare a stored file with its intended record; the store's own checksum is trusted.
 
         Args:
             folder: Folder of the file.
             record: Intended size and checksum.
-            read_back: crc32c of the bytes that the store gave back; None: the file is read here,
-                unless the store has a checksum.
+            read_back: CRC-32C of the bytes that were read back when the file was written; None: the
+                file is read here, unless the store has a checksum.
 
         Raises:
             CorruptionError: The file differs.
@@ -500,7 +534,7 @@ class _ExportJob:
             )
 
     def _check_written(self, planned: Result, manifest: ExportManifest) -> None:
-        """Check that the folder has all files that the manifest is about to promise.
+        """Check that the folder has all files that the manifest lists.
 
         Raises:
             CorruptionError: A file is missing, or has another size.
@@ -518,7 +552,7 @@ class _ExportJob:
             )
 
     def _at_once(self, shards: Sequence[Shard]) -> int | None:
-        """Return how many files may be written at a time within the memory limit; None: no limit.
+        """Return the number of files that fit into the memory limit at a time; None: no limit.
 
         Raises:
             InvalidRequestError: The memory is too small for a single file.
@@ -556,7 +590,12 @@ class _ExportJob:
 
 
 def _told(failure: JobFailedError, left: Result) -> JobFailedError:
-    """Add to a failure which files the next run can go on with."""
+    """Return a failure whose text also names the files that the next run can use.
+
+    Args:
+        failure: The failure.
+        left: Number and bytes of those files.
+    """
     if not left["files"]:
         return failure
     files = "1 file" if left["files"] == 1 else f"{left['files']} files"
@@ -568,10 +607,15 @@ def _told(failure: JobFailedError, left: Result) -> JobFailedError:
 
 
 def _require_room(files: Files, name: str, nbytes: int) -> None:
-    """Raise if writing `nbytes` would leave too little free space.
+    """Raise if writing a file would leave too little free space.
+
+    Args:
+        files: Folder to write to.
+        name: Name of the file.
+        nbytes: Size of the file in bytes.
 
     Raises:
-        StoreFullError: It would.
+        StoreFullError: Less than `RESERVE_BYTES` would be left.
     """
     room = files.free_bytes()
     if room is not None and room < RESERVE_BYTES + nbytes:
@@ -585,7 +629,12 @@ def _require_room(files: Files, name: str, nbytes: int) -> None:
 
 
 def _counting(shard: Shard, nonfinite: Counter[str]) -> Shard:
-    """Return the shard with tensors that count their NaNs and infinities while they are read."""
+    """Return a shard whose tensors count their NaNs and infinities while they are read.
+
+    Args:
+        shard: The shard.
+        nonfinite: Counter by tensor, which is incremented.
+    """
 
     def counting(tensor: TensorSource) -> TensorSource:
         def blocks(max_bytes: int) -> Iterator[np.ndarray]:
@@ -600,7 +649,7 @@ def _counting(shard: Shard, nonfinite: Counter[str]) -> Shard:
 
 
 def _nonfinite(records: Sequence[Result]) -> dict[str, int]:
-    """Return the number of NaNs and infinities in the written files, by tensor."""
+    """Return the numbers of NaNs and infinities in the written files, by tensor."""
     return {name: n for record in records for name, n in record.get("nonfinite", {}).items()}
 
 

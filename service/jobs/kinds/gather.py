@@ -45,7 +45,7 @@ def gather_options(items: list[str], dtype: str | None) -> dict[str, Any]:
 
 
 def check_gatherable(run: Run, step: StepInfo, options: Mapping[str, Any]) -> None:
-    """Refuse early what the job would refuse.
+    """Raise if a gather job could not succeed with these options.
 
     Raises:
         InvalidRequestError: An item has no arrays in this step.

@@ -52,7 +52,7 @@ def _collect(context: JobContext, request: Request) -> Result:
     }
 
 
-# Nothing to abandon: removed garbage is gone, and the next run finds the rest.
+# Without `abandon`: removed garbage is gone, and the next run finds the rest.
 GC: Final = JobKind(
     KIND,
     run=lambda context, request: context.step("collect", lambda: _collect(context, request)),

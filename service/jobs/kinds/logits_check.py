@@ -1,7 +1,7 @@
-"""Comparison of an export's logits with its checkpoint's, on the same tokens.
+"""Comparison of an export's logits with those of its checkpoint, for the same tokens.
 
 The two models run one after the other, each in a process of its own. So the worker loads no array
-framework, and gets their memory back.
+framework, and the models' memory is free again afterwards.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ from cairn.storage.store.uri import StoreURI, parse_uri
 
 REPORT_FILE: Final = "logits_check.json"
 TOLERANCE: Final = 1e-4
-"""Largest accepted difference of two logits of the same weights, relative to the largest logit."""
+"""Largest accepted difference between two logits, relative to the largest logit."""
 
 _PACKAGES: Final = ("jax", "flax", "torch", "transformers")
 _SEQUENCES: Final = 2
@@ -35,8 +35,8 @@ _TOKENS: Final = 64
 _BEYOND_WINDOW: Final = 16
 _MOST_TOKENS: Final = 512
 _POLL_SECONDS: Final = 0.1
-# Merging adapters and dequantizing weights happen in another order of operations, so in a dtype of
-# few bits the weights may differ by one rounding.
+# Extra tolerance, in roundings of the dtype: adapters are merged and weights dequantized in another
+# order of operations, so in a dtype of few bits the weights may differ by one rounding.
 _ROUNDINGS: Final = 8.0
 _EPSILONS: Final = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
@@ -63,7 +63,7 @@ class LogitsCheck:
         checkpoint: URI of the stored step.
         export: Folder of the written files.
         config: Configuration of the model.
-        dtype: dtype that the export's weights were cast to; None: they were not cast.
+        dtype: Dtype that the export's weights were cast to; None: they were not cast.
     """
 
     checkpoint: StoreURI
@@ -72,7 +72,7 @@ class LogitsCheck:
     dtype: str | None
 
     def report(self, context: JobContext) -> dict[str, Any]:
-        """Run both models, and compare their logits.
+        """Run both models, compare their logits, and return the result for the report.
 
         Raises:
             CorruptionError: The logits differ.
@@ -113,7 +113,7 @@ class LogitsCheck:
         tolerance = TOLERANCE
         if checkpoint_run["adapted"]:
             tolerance += _ROUNDINGS * _EPSILONS.get(str(self.dtype), 0.0)
-        if not compared["relative_difference"] <= tolerance:  # written so that NaN fails
+        if not compared["relative_difference"] <= tolerance:  # with `not`, so that NaN fails
             raise self._failure(
                 "the export does not compute what the checkpoint does",
                 f"logits within {tolerance:g} of the largest one",
@@ -184,7 +184,7 @@ class LogitsCheck:
 
 
 def fixed_tokens(config: DecoderConfig) -> np.ndarray:
-    """Return tokens [B, T], equal for equal configs, and longer than a short sliding window."""
+    """Return tokens [B, T], longer than a short sliding window, and equal for equal configs."""
     length = max(_TOKENS, (config.sliding_window or 0) + _BEYOND_WINDOW)
     length = min(length, _MOST_TOKENS, config.max_position_embeddings)
     numbers = np.random.default_rng(0)
@@ -192,7 +192,12 @@ def fixed_tokens(config: DecoderConfig) -> np.ndarray:
 
 
 def compare(logits: np.ndarray, expected: np.ndarray) -> dict[str, float]:
-    """Compare logits [B, T, V] with the expected ones."""
+    """Return the largest logit, the differences and the share of equal next tokens.
+
+    Args:
+        logits: Logits [B, T, V] of the export.
+        expected: Logits [B, T, V] of the checkpoint.
+    """
     largest = float(np.max(np.abs(expected)))
     difference = float(np.max(np.abs(logits - expected)))
     same = np.argmax(logits, axis=-1) == np.argmax(expected, axis=-1)

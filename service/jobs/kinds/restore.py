@@ -48,7 +48,7 @@ def restore_request(
 
 
 def writer_id(operation_id: str) -> str:
-    """Return the writer id of an operation."""
+    """Return the writer id with which an operation writes the run."""
     return f"{_BY}/{operation_id}"
 
 

@@ -28,7 +28,10 @@ def retention_request(
 
 
 def _delete(context: JobContext, request: Request) -> Result:
-    """Judge the steps, and delete; a resumed job judges anew, and goes on where it was."""
+    """Decide which steps a policy deletes, delete them, and return the result.
+
+    A resumed job decides anew; steps that were deleted before stay deleted.
+    """
     run = open_run(context.roots, request)
     policy = stored_policy(RetentionPolicy.model_validate(request["policy"]))
     done_bytes = 0
@@ -51,7 +54,7 @@ def _delete(context: JobContext, request: Request) -> Result:
     if outcome.errors:
         raise outcome.errors[0]
     context.progress.set(message="done")
-    # From the store, over all executions of this operation.
+    # From the store, so that the deletions of earlier executions of this operation are included.
     tombstones = sorted(read_deletions(run, run.trashed()).items())
     mark = _mark(context)
     return {
@@ -66,7 +69,7 @@ def _delete(context: JobContext, request: Request) -> Result:
 
 
 def _mark(context: JobContext) -> str:
-    """Return the prefix of the reasons of this operation's deletions."""
+    """Return the text with which the reason of each deletion by this operation begins."""
     return f"retention {context.operation_id}: "
 
 
@@ -74,7 +77,7 @@ def _key(step: int, attempt: int) -> dict[str, int]:
     return {"step": step, "attempt": attempt}
 
 
-# Nothing to abandon: deleted steps stay deleted, and can be undeleted.
+# Without `abandon`: deleted steps stay deleted, and can be undeleted.
 RETENTION: Final = JobKind(
     KIND,
     run=lambda context, request: context.step("delete", lambda: _delete(context, request)),

@@ -26,8 +26,8 @@ def verify_request(
     Args:
         root: Name of the run's root.
         run: The run.
-        step: Step to verify; None: the run's records, and `steps`.
-        steps: "all" listed steps, the "latest" one, or "none".
+        step: Step to verify; None: verify the run's records, and the steps that `steps` names.
+        steps: Listed steps to verify: "all", "latest" or "none".
     """
     if step is None:
         return {"root": root, "run": run.uri.name, "steps": steps}
@@ -67,7 +67,7 @@ def _records(context: JobContext, request: Request) -> Result:
 
 
 def _listed(context: JobContext, request: Request) -> Result:
-    """Return the listed steps by their names alone, so unreadable manifests are included."""
+    """Return the listed steps by their names alone, even those whose manifests are unreadable."""
     listed = sorted(open_run(context.roots, request).step_attempts().items())
     chosen = {"none": listed[:0], "latest": listed[-1:]}.get(request.get("steps", "all"), listed)
     return {"steps": list(map(list, chosen))}
@@ -76,7 +76,7 @@ def _listed(context: JobContext, request: Request) -> Result:
 def _verify(
     context: JobContext, request: Request, info: StepInfo, place: str, before: int, ahead: int
 ) -> Result:
-    """Verify a step.
+    """Verify a step, and return its report; no report if the step was deleted meanwhile.
 
     Args:
         context: Context of the job.
@@ -105,9 +105,9 @@ def _verify(
 
 
 def _note(run: Run, info: StepInfo, report: VerifyReport, *, job: str) -> bool:
-    """Record the verification with the step; return whether that succeeded.
+    """Record the verification with the step; return whether the record shows its result.
 
-    A failure is logged only: the result stands without the record.
+    A failure is only logged: the result is valid without the record.
     """
     try:
         noted = report.note(run, by=KIND, job=job)
@@ -135,10 +135,10 @@ def _report(report: VerifyReport) -> dict[str, Any]:
 
 
 def _result(request: Request, records: Result | None, reports: list[dict[str, Any]]) -> Result:
-    """Return the findings, if nothing is damaged.
+    """Return the result of the job, if nothing is damaged.
 
     Raises:
-        DamagedError: Something is damaged; the error has the findings.
+        DamagedError: Something is damaged; the error has the result.
     """
     result = {"root": request["root"], "run": request["run"], "steps": reports}
     problems, amiss = [], 0
@@ -165,5 +165,5 @@ def _result(request: Request, records: Result | None, reports: list[dict[str, An
     )
 
 
-# Nothing to abandon: recorded findings stand.
+# Without `abandon`: recorded results stay.
 VERIFY: Final = JobKind(KIND, _run, changed=lambda request: str(request["run"]))

@@ -30,7 +30,7 @@ def step_page(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
     checkpoint = request.checkpoint()
     aliases = aliases_actions.list_aliases(request.plane, request.root, request.run, refresh=False)
     later = [alias for alias in aliases if alias.step > request.step]
-    # An imported step has its files in another folder, which the settings must permit.
+    # The files of an imported step are in another folder, which the settings must permit.
     refused = None
     try:
         source_folder(request.plane.place(request.root, request.run), checkpoint.uri)

@@ -28,7 +28,7 @@ from cairn.storage.reading.tensor_parts import MOST_READ_BYTES, TensorPart
 from cairn.storage.runs.records.manifest import LeafRecord
 
 SIDE: Final = 128
-"""Largest side of a picture, in elements."""
+"""Largest height and width of a picture, in elements."""
 
 router: Final = page_router(StorePage)
 
@@ -150,7 +150,11 @@ def _leaf(step: OpenStep, item: str, path: str) -> LeafRecord:
 
 
 def _corner(leaf: LeafRecord) -> str:
-    """Return the slice that is shown first: the upper left corner of the first matrix."""
+    """Return the slice that is shown first: the upper left corner of the first matrix.
+
+    Args:
+        leaf: Leaf of any number of dimensions.
+    """
     if not leaf.shape:
         return ""
     ends = [f"0:{min(size, SIDE)}" for size in leaf.shape[-2:]]
