@@ -69,10 +69,10 @@ def boxes(
     axis = split_axis(shape, limit)
     rows = max(1, limit // math.prod(shape[axis + 1 :]))
     tail = tuple(slice(0, size) for size in shape[axis + 1 :])
-    cuts = list(_ranges_on_grid(shape[axis], rows, grid[axis], phase[axis]))
     for head in itertools.product(*(range(size) for size in shape[:axis])):
         fixed = tuple(slice(i, i + 1) for i in head)
-        for start, stop in cuts:
+        # Not kept from one index to the next: a forged shape has billions.
+        for start, stop in _ranges_on_grid(shape[axis], rows, grid[axis], phase[axis]):
             yield (*fixed, slice(start, stop), *tail)
 
 
