@@ -1,4 +1,5 @@
 """Runs and checkpoints in an object store: run protocol, array format, reading, imports.
 
-Nothing here loads JAX. The Orbax checkpointer that training uses is in `cairn.state.checkpointing`.
+No module here imports JAX. The Orbax checkpointer that training uses is in
+`cairn.state.checkpointing`.
 """

@@ -1,4 +1,4 @@
-r"""Every error that `storage` raises, and the one map from foreign errors to them.
+r"""Every error that `storage` raises, and the one map from errors of other libraries to them.
 
 StorageError
 ├── InvalidURIError (ValueError)            a URI, name or key that is malformed or leaves its root
@@ -85,7 +85,7 @@ class StorageError(Exception):
     also an attribute.
 
     Attributes:
-        problems: all problems, one line each, where there can be several.
+        problems: all problems, one line each, for errors that can have several.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class StorageError(Exception):
         super().__init__("\n  - ".join((lead, *self.problems)))
 
     def without_traceback(self) -> Self:
-        """Drop traceback and causes, whose frames keep data in memory; return the error."""
+        """Drop traceback and causes, whose frames keep data in memory; return this error."""
         self.__cause__ = self.__context__ = None
         return self.with_traceback(None)
 
 
 def _compose(message: str | None, path: str, expected: str, found: str, next_step: str) -> str:
-    """Join the parts into one line: "message: path: expected …, found …. Next step."."""
+    """Return the parts joined into one line: "message: path: expected …, found …. Next step."."""
     comparison = ", ".join(
         part for part in (expected and f"expected {expected}", found and f"found {found}") if part
     )
@@ -172,7 +172,7 @@ class RecordNotLostError(StorageError, ValueError):
 
 
 class UnsupportedLeafError(StorageError, TypeError, ValueError):
-    """A leaf of the tree can't be stored; Orbax raises either of the two for one."""
+    """A leaf of the tree can't be stored (Orbax raises TypeError or ValueError for it)."""
 
 
 class TreeMismatchError(StorageError, ValueError):
@@ -184,10 +184,10 @@ class TreeMismatchError(StorageError, ValueError):
 
 
 class IteratorMismatchError(StorageError, ValueError):
-    """Iterators of training data can't resume where the step was saved.
+    """Iterators of training data can't resume at their position in the step.
 
     Attributes:
-        problems: every mismatch with its iterator, one line each.
+        problems: every mismatch with the name of its iterator, one line each.
     """
 
 
@@ -211,7 +211,7 @@ class PreconditionFailedError(StorageError):
     """A conditional write lost: the object has changed since the caller read it.
 
     Attributes:
-        current: the stored value (None: nothing, or not known).
+        current: the stored value; None if nothing is stored or the value is unknown.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class StepExistsError(StorageError):
 
 
 class StepInFlightError(StorageError):
-    """The step is being written now; it is not complete."""
+    """The step is still being written."""
 
 
 class StepInUseError(StorageError):
@@ -274,7 +274,7 @@ class FencedError(StorageError):
 
 
 class LateProcessError(StorageError, TimeoutError):
-    """Processes of a job did not arrive where the others wait, or are at another point."""
+    """Processes of a job did not arrive at the barrier where the others wait, or are at another."""
 
 
 class StoreCheckError(StorageError):
@@ -290,7 +290,7 @@ class SaveError(StorageError):
 
 
 class StoreFullError(SaveError, OSError):
-    """No space, quota or file size is left; `errno` says which."""
+    """The disk, the quota or the file size limit is exhausted; `errno` says which."""
 
 
 class StoreUnavailableError(StorageError, OSError):
@@ -303,7 +303,7 @@ _FAILED = {
     *(errno.EIO, errno.EREMOTEIO, errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.ENOTCONN),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EBUSY),
 }
-"""The disk, the mount or this machine fails now; the stored data may be fine."""
+"""Error numbers of failures of the disk, the mount or this machine; stored data may be intact."""
 
 # TensorStore raises ValueError("STATUS_NAME: text [os_error_code='28']"), or http_response_code.
 _STATUS = re.compile(r"^([A-Z][A-Z_]+):")
@@ -324,11 +324,11 @@ _REFUSED_NEXT = "Check the credentials and the permissions on the store."
 
 
 def translate_error(exc: BaseException, *, path: object) -> StorageError:
-    """Map a foreign error to a `StorageError`; raise the result `from` it.
+    """Return the `StorageError` for an error of another library; raise it `from` that error.
 
-    Knows OSError (by errno), TensorStore's ValueErrors (by status, errno and HTTP code inside the
-    text), and the HTTP errors of gcsfs and aiohttp (by `code` or `status`). Returns a
-    `StorageError` unchanged. Follows the chain of causes, outermost first.
+    It maps OSError (by errno), TensorStore's ValueErrors (by status, errno and HTTP code in the
+    text), and the HTTP errors of gcsfs and aiohttp (by `code` or `status`). If `exc` itself is not
+    one of these, its causes are tried in turn. A `StorageError` is returned unchanged.
     """
     seen: set[int] = set()
     link: BaseException | None = exc
@@ -342,7 +342,7 @@ def translate_error(exc: BaseException, *, path: object) -> StorageError:
 
 
 def as_no_answer(exc: BaseException, *, path: object) -> StoreUnavailableError | None:
-    """Return the error that a read got no answer; None if the error is about the data.
+    """Return the error for a read without an answer; None if `exc` is about the data.
 
     An exhausted request quota counts as no answer.
     """
@@ -353,12 +353,12 @@ def as_no_answer(exc: BaseException, *, path: object) -> StoreUnavailableError |
 
 
 def unconfirmed_change(error: StorageError, path: object, found: str) -> StorageError:
-    """Return the error of a change that failed on the disk but may have been made.
+    """Return the error for a change that failed on the disk but may have been made.
 
     Args:
         error: the disk's error.
-        path: of the object.
-        found: what is known of the change.
+        path: path of the object.
+        found: what is known about the change, for the message.
     """
     kind = StoreFullError if isinstance(error, StoreFullError) else StoreUnavailableError
     unconfirmed = kind(
@@ -467,7 +467,7 @@ def _http_code(exc: BaseException) -> int | None:
 
 
 def _is_from(exc: BaseException, *packages: str) -> bool:
-    """Return True if a class of the error comes from these packages; imports none of them."""
+    """Return True if the error's class or a base is from these packages, which are not imported."""
     return any(
         f"{kind.__module__}.".startswith(f"{package}.")
         for kind in type(exc).__mro__

@@ -1,6 +1,6 @@
-"""Small HTML tables for notebooks, the result of `_repr_html_` of our objects.
+"""Small HTML tables for notebooks, which `_repr_html_` of our objects returns.
 
-Users choose the names in them, so all text is escaped and unprintable characters are spelt out. The
+All text is escaped, and unprintable characters are spelt out, since users choose the names. The
 HTML loads nothing and inherits the notebook's colours, dark or light.
 """
 
@@ -27,12 +27,12 @@ def html_table(
     *,
     more: int = 0,
 ) -> str:
-    """Return a table below some facts, as HTML.
+    """Return HTML with a title, some facts, and a table.
 
     Args:
         title: Name of the object.
-        facts: Names and values, one a line; those without a value are left out.
-        columns: Their names.
+        facts: Names and values, one per line; a fact whose value is None is left out.
+        columns: Names of the columns.
         rows: One cell per column.
         more: Number of further rows that are not shown.
     """
@@ -57,7 +57,10 @@ def html_table(
 
 
 def never_raises(shown: Callable[[Self], str]) -> Callable[[Self], str]:
-    """Decorate a `_repr_html_` to show errors: a notebook stops at one that raises."""
+    """Return a `_repr_html_` that shows an error as text instead of raising it.
+
+    A notebook would stop at the error.
+    """
 
     @functools.wraps(shown)
     def _repr_html_(self: Self) -> str:
@@ -70,7 +73,7 @@ def never_raises(shown: Callable[[Self], str]) -> Callable[[Self], str]:
 
 
 def size_cell(nbytes: int | None) -> str | None:
-    """Format bytes in the largest decimal unit that gives at least one; None stays None."""
+    """Return bytes as text in the largest decimal unit that fits; None for None."""
     if nbytes is None:
         return None
     value = float(nbytes)

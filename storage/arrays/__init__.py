@@ -1,1 +1,1 @@
-"""The stored format of arrays: dtypes, chunks, digests, OCDBT, data files. Pure."""
+"""The stored format of arrays: dtypes, chunks, digests, OCDBT, data files."""

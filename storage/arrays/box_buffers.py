@@ -1,4 +1,4 @@
-"""Boxes of an array that are filled from its stored chunks. Pure geometry."""
+"""Boxes of an array that are filled from its stored chunks. Functions of shapes, without I/O."""
 
 import itertools
 import math
@@ -24,24 +24,24 @@ ALIGNMENT: Final = 64
 _NUMPY_LARGE_BYTES: Final = 4 << 20
 
 _SHARED_BYTES: Final = 1 << 20
-"""Size of an allocation of `SmallArrays`."""
+"""Size in bytes of an allocation that `SmallArrays` divides into arrays."""
 
 Index = tuple[int, ...]
 
 
 class BoxBuffer(NamedTuple):
-    """Box of an array, to be filled.
+    """Memory for a box of an array, to be filled.
 
     Attributes:
         origin: index of its first element in the array.
-        values: memory for the elements.
+        values: array with the box's shape, into which elements are read.
     """
 
     origin: Index
     values: np.ndarray[Any, Any]
 
     def part(self, box: tuple[slice, ...]) -> np.ndarray[Any, Any]:
-        """Return a view of a part; works for an array without axes, too."""
+        """Return a view of the elements in `box`; also of an array without axes."""
         index: Any = (*box, ...)
         view: np.ndarray[Any, Any] = self.values[index]
         return view
@@ -60,7 +60,7 @@ class Overlap(NamedTuple):
 
 
 def origin_of(index: tuple[slice, ...] | None) -> Index:
-    """Return the index of a box's first element, from the slices that JAX gives for a shard."""
+    """Return the index of a box's first element, from JAX's slices of a shard; None means 0-d."""
     return tuple(part.start or 0 for part in index or ())
 
 
@@ -84,15 +84,15 @@ def overlap(
 def grid_overlaps(
     shape: Sequence[int], box: Sequence[int], regions: Sequence[BoxBuffer]
 ) -> Iterator[tuple[Index, list[BoxBuffer]]]:
-    """Yield the boxes of a grid over an array that overlap with some region.
+    """Yield the boxes of a grid over an array that overlap with at least one region.
 
     Args:
-        shape: of the array.
-        box: shape of a box; those at the array's end may be smaller.
-        regions: boxes of the array.
+        shape: shape of the array.
+        box: shape of a box of the grid; boxes at the array's end may be smaller.
+        regions: boxes of the array that are to be filled.
 
     Yields:
-        Index of the box's first element, and the regions that overlap with it.
+        Index of the box's first element, and the regions that overlap with the box.
     """
     touching: dict[Index, list[BoxBuffer]] = {}
     for region in regions:
@@ -130,7 +130,7 @@ class SmallArrays:
         self._next = 0
 
     def empty(self, shape: Index, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """Return an uninitialised array."""
+        """Return an uninitialised array, aligned to `ALIGNMENT`."""
         size = math.prod(shape) * dtype.itemsize
         if size > _SHARED_BYTES // 16:
             return aligned_empty([shape], dtype)[0]
@@ -143,11 +143,11 @@ class SmallArrays:
 
 
 def _memory(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Allocate bytes that no page backs yet.
+    """Return `size` bytes of new memory in ordinary pages, which the kernel assigns on first use.
 
-    From 4 MiB on NumPy requests huge pages. If the kernel has to find these first, or get them from
-    a virtual machine's host, touching them takes three times as long as reading the data (ADR
-    0011). So this requests ordinary pages.
+    NumPy requests huge pages from 4 MiB on. If the kernel must first find them, or get them from a
+    virtual machine's host, writing to them takes three times as long as reading the data (ADR
+    0011).
     """
     if size < _NUMPY_LARGE_BYTES:
         return np.empty(size, np.uint8)

@@ -1,4 +1,4 @@
-"""Planning of bounded reads: the boxes of an array, in reading order. Pure.
+"""Plans of bounded reads: the boxes of an array, in reading order. No I/O.
 
 A *box* is a tuple of slices with non-negative bounds. Boxes come in C order and cover the array
 once, so that the concatenation of their flattened contents is the flattened array.
@@ -39,7 +39,7 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _FLOAT32 = np.dtype(np.float32)
 _LARGE_BYTES = 4 << 20
-"""Size from which on several threads share a copy."""
+"""Size in bytes from which several threads share a copy."""
 _THREADS = min(16, os.cpu_count() or 1)
 
 
@@ -143,7 +143,7 @@ def chunk_boxes(window: Box, chunks: Sequence[int], limit: int) -> Iterator[Box]
 
 
 def split_axis(shape: Sequence[int], limit: int) -> int:
-    """Return the first axis of which one index holds at most `limit` (>= 1) elements."""
+    """Return the first axis along which one index has at most `limit` (>= 1) elements."""
     return next(axis for axis in range(len(shape)) if math.prod(shape[axis + 1 :]) <= limit)
 
 
@@ -154,8 +154,8 @@ def fill(out: np.ndarray, values: np.ndarray) -> None:
     tiles.
 
     Args:
-        out: of the same shape, in C order.
-        values: in any order.
+        out: array of the same shape as `values`, in C order.
+        values: array with any memory order.
     """
     swapped = (*range(values.ndim - 2), values.ndim - 1, values.ndim - 2)
     turned = values.ndim > 1 and abs(values.strides[-2]) < abs(values.strides[-1])
@@ -164,7 +164,7 @@ def fill(out: np.ndarray, values: np.ndarray) -> None:
     if out.nbytes < _LARGE_BYTES or axis is None:
         copy_permuted(source, axes, out)
         return
-    there = axes[axis]  # where this axis lies in the source
+    there = axes[axis]  # the same axis of the source
     count = min(_THREADS, out.shape[axis])
     steps = [out.shape[axis] * part // count for part in range(count + 1)]
 
@@ -196,7 +196,7 @@ def copy_permuted(source: np.ndarray, axes: Sequence[int], out: np.ndarray) -> N
 
 
 def _cast(out: np.ndarray, values: np.ndarray) -> None:
-    """Set `out` to `values`, cast."""
+    """Set `out` to `values`, cast to its dtype."""
     # By bits: NumPy's cast would call ml_dtypes for each element.
     if (values.dtype, out.dtype) == (_BFLOAT16, _FLOAT32):
         np.left_shift(values.view(np.uint16), 16, out=out.view(np.uint32), dtype=np.uint32)
@@ -205,7 +205,7 @@ def _cast(out: np.ndarray, values: np.ndarray) -> None:
 
 
 def _transpose_in_tiles(source: np.ndarray, out: np.ndarray) -> None:
-    """Transpose tile by tile: memory sees whole cache lines, strides stay in the cache."""
+    """Set `out` to the transpose of `source`, tile by tile, so that whole cache lines are used."""
     if min(source.shape) < _THIN:
         _cast(out, source.T)
         return

@@ -1,7 +1,7 @@
 """Digests of an item's chunks, in a file per process that wrote some of them.
 
-A file covers the boxes of chunks that its process wrote; all of an item's files together cover the
-item. The step's manifest lists them with their checksums.
+A file has the digests of the chunks that its process wrote; the files of all processes together
+cover the item. The step's manifest lists them with their checksums.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _HEX_DIGITS: Final = 16
 
 @dataclass(frozen=True, eq=False)
 class DigestedBox:
-    """Box of chunks of a leaf, with their digests.
+    """Digests of a box of a leaf's chunks.
 
     Attributes:
-        origin: index of the first element.
-        counts: chunks per axis; the last ones of the array may be smaller.
+        origin: index of the box's first element in the leaf.
+        counts: number of chunks per axis; chunks at the leaf's end may be smaller.
         digests: one for each chunk, of shape `counts`.
     """
 
@@ -48,7 +48,7 @@ class ChunkDigests:
     """Digests of an item's chunks, by the leaf's path."""
 
     def __init__(self, boxes: Mapping[str, Sequence[DigestedBox]] | None = None) -> None:
-        """Store these boxes; leave out those without chunks.
+        """Create it from boxes of each leaf, by path; boxes without chunks are left out.
 
         Raises:
             CorruptionError: two boxes of a leaf begin at the same element, or do not have the
@@ -75,11 +75,11 @@ class ChunkDigests:
 
     @property
     def paths(self) -> frozenset[str]:
-        """Leaves with a digest of at least one chunk."""
+        """Paths of the leaves with a digest of at least one chunk."""
         return frozenset(path for path, boxes in self._boxes.items() if boxes)
 
     def to_bytes(self) -> bytes:
-        """Encode the digests as a file."""
+        """Return the content of a file with the digests."""
         leaves = {
             path: [
                 {
@@ -96,14 +96,14 @@ class ChunkDigests:
 
     @classmethod
     def parse(cls, data: bytes, *, path: object) -> ChunkDigests:
-        """Decode a file that `to_bytes` encoded.
+        """Return the digests of a file whose content `to_bytes` returned.
 
         Args:
-            data: the file.
-            path: the file, for errors.
+            data: content of the file.
+            path: name of the file, for errors.
 
         Raises:
-            CorruptionError: it is no such file.
+            CorruptionError: the content is not that of such a file.
         """
         check_json_size(data, path)
         try:
@@ -131,10 +131,10 @@ class ChunkDigests:
             _refuse(path, str(exc))
 
     def merged(self, *others: ChunkDigests) -> ChunkDigests:
-        """Return the digests of this and all others.
+        """Return the digests of this object and of `others` together.
 
         Raises:
-            CorruptionError: two have the same chunks of a leaf.
+            CorruptionError: two of them have digests of the same chunk.
         """
         boxes = {path: list(leaf_boxes) for path, leaf_boxes in self._boxes.items()}
         for other in others:
@@ -155,7 +155,7 @@ class ChunkDigests:
         """Return the digest of a chunk; None if there is not exactly one.
 
         Args:
-            path: the leaf's.
+            path: path of the leaf.
             chunks: the leaf's chunk shape, in elements.
             index: the chunk's index in the leaf's grid of chunks.
         """

@@ -1,4 +1,4 @@
-"""Shapes of the shards and chunks of stored arrays. Pure. See ADR 0003.
+"""Shapes of the shards and chunks of stored arrays. See ADR 0003.
 
 An array is stored as outer shards (a device's box, at most 64 MiB) that are divided into inner
 chunks of about 4 MiB. Reading any element costs its whole inner chunk, checksum included.
@@ -20,18 +20,24 @@ __all__ = [
 ]
 
 CHUNK_BYTES: Final = 4 << 20
-"""Maximum size of an inner chunk, where the shard's divisors allow it."""
+"""Maximum size of an inner chunk in bytes, where the shard's divisors allow it."""
 
 MIN_CHUNK_BYTES: Final = 16 << 10
-"""Minimum size of a chunk: each costs 20 bytes and some microseconds. A raveled model whose size
-has a large prime factor has no divisor near `CHUNK_BYTES`; its chunks are larger instead."""
+"""Minimum size of a chunk in bytes: each chunk costs 20 bytes and some microseconds.
+
+A raveled model whose size has a large prime factor has no divisor near `CHUNK_BYTES`; its chunks
+are larger instead.
+"""
 
 SHARD_BYTES: Final = 64 << 20
 """Maximum size of an outer shard, where the divisors allow it: shards are written, and uploaded,
 whole."""
 
 SQUARE_ABOVE_BYTES: Final = 64 << 20
-"""Larger arrays have square chunks, others row strips: readers hold a smaller array whole."""
+"""Size in bytes up to which chunks are strips of rows; larger arrays have square chunks.
+
+Readers load smaller arrays whole.
+"""
 
 
 class ChunkShapes(NamedTuple):
@@ -47,7 +53,7 @@ class ChunkShapes(NamedTuple):
 
 
 def outer_shard_shape(part_shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Divide a writer's box of an array into outer shards, along leading axes.
+    """Return the shape of the outer shards into which a writer's box is divided, by leading axes.
 
     Args:
         part_shape: shape of that box, no axis of size 0.
@@ -65,7 +71,7 @@ def inner_chunk_shape(
 ) -> tuple[int, ...]:
     """Return the shape of a shard's chunks: it divides the shard, within `CHUNK_BYTES`.
 
-    If only chunks below `MIN_CHUNK_BYTES` divide it, this returns the next larger one that does.
+    If every such shape is below `MIN_CHUNK_BYTES`, this returns the next larger one that divides.
 
     Arrays of at most `SQUARE_ABOVE_BYTES`, and all if not `square`, are divided along leading axes
     only: such a chunk is contiguous in memory, and needs no copy to be written. Larger arrays get
@@ -76,7 +82,7 @@ def inner_chunk_shape(
         global_shape: shape of the whole array, no axis of size 0.
         shard_shape: shape of one outer shard.
         itemsize: bytes per element as stored.
-        square: False if nobody reads this array by columns.
+        square: False for arrays that are not read by columns.
     """
     shard = tuple(int(size) for size in shard_shape)
     limit, least = max(1, CHUNK_BYTES // itemsize), MIN_CHUNK_BYTES // itemsize
@@ -90,7 +96,7 @@ def inner_chunk_shape(
 
 
 def _contiguous_chunk(shard: tuple[int, ...], limit: int, least: int) -> tuple[int, ...]:
-    """Return a contiguous chunk: whole trailing axes, a part of one axis, 1 before that."""
+    """Return a contiguous chunk's shape: trailing axes whole, one axis in part, leading axes 1."""
     chunk = [1] * len(shard)
     filled = 1
     for axis in reversed(range(len(shard))):
@@ -107,7 +113,7 @@ def _contiguous_chunk(shard: tuple[int, ...], limit: int, least: int) -> tuple[i
 def _square_chunk(rows: int, columns: int, limit: int) -> tuple[int, int]:
     """Return (a, b) that divide (rows, columns), with a * b <= limit.
 
-    Of the pairs with at least half the largest area, the one whose sides differ least.
+    Of all pairs with at least half the largest area, it is the one whose sides differ least.
     """
     pairs = [(a, _largest_divisor(columns, limit // a)) for a in _divisors(rows) if a <= limit]
     fullest = max(a * b for a, b in pairs)

@@ -33,19 +33,19 @@ __all__ = [
 ]
 
 FILE_BYTES: Final = 64 << 20
-"""Maximum size of a data file on a disk."""
+"""Maximum size in bytes of a data file on a disk."""
 
 REMOTE_FILE_BYTES: Final = 4 << 20
-"""Maximum size of an object; `_REMOTE_WRITERS` of them are in memory at a time."""
+"""Maximum size in bytes of an object; `_REMOTE_WRITERS` of them are in memory at a time."""
 
 MAX_REMOTE_FILE_BYTES: Final = 16 << 20
-"""Maximum size of an object of a large item, to limit the number of objects."""
+"""Maximum size in bytes of an object of a large item, so that there are not too many objects."""
 
 MAX_FILE_BYTES: Final = 400 << 20
-"""Maximum size of a file of the largest items; in object stores a streamed upload. ADR 43."""
+"""Maximum size in bytes of a file of the largest items; a streamed upload in stores. See ADR 43."""
 
 _FILES_OF_ITEM: Final = 4_000
-"""Number of files per item that the file size aims at, within its limits."""
+"""Number of files per item at which the file size aims, within its limits."""
 
 _OBJECTS_OF_ITEM: Final = 1_000
 """Number of objects per item above which objects grow, up to `MAX_REMOTE_FILE_BYTES`."""
@@ -60,18 +60,21 @@ _MAX_FILLING: Final = max(2, os.cpu_count() or 2)
 cache lines and contend for the GIL at each NumPy call. See ADR 45."""
 
 _COPIES_OF_AN_OBJECT: Final = 2
-"""Copies of an object in memory: ours, and the client's."""
+"""Number of copies of an object in memory: ours, and the client's."""
 
 _BLOCKS_OF_A_STREAM: Final = 4
-"""Blocks of a streamed file in memory: ours, the client's, and those of the request."""
+"""Number of a streamed file's blocks in memory: ours, the client's, and those of the request."""
 
 _FAST_UPLOAD_SECONDS: Final = 10.0
-"""Upload time below which the window doubles: far below the deadline of a silent store."""
+"""Upload time below which more uploads run at a time; far below the deadline of a silent store."""
 
 FileContents = Generator[int, memoryview, None]
-"""Generator of a file's contents: yields a size, receives a buffer of that size, and fills it
-before it yields again or ends. Checksums are computed over this buffer, which is what is written:
-the source arrays may change meanwhile if somebody shares their memory."""
+"""Generator of a file's content.
+
+It yields a size, receives a buffer of that size, and fills it before it yields again or ends.
+Checksums are computed from this buffer, which is then written, since the source arrays may change
+meanwhile.
+"""
 
 _filling = threading.BoundedSemaphore(_MAX_FILLING)
 """Held while a thread fills a disk buffer, in any sink; not while the disk writes it."""
@@ -103,10 +106,10 @@ class DataFileWriter(Protocol):
         """Write a new file; the returned future is done once the file is durable.
 
         Args:
-            name: below the folder.
-            pieces: its bytes.
-            content: sum that has received all bytes when this returns.
-            expected: size before any compression; 0 if unknown.
+            name: name of the file in the folder.
+            pieces: the file's content.
+            content: content sum to which all bytes are added before this returns.
+            expected: size in bytes before any compression; 0 if unknown.
 
         Raises:
             OSError: the disk is full, or failed.
@@ -121,7 +124,7 @@ class UploadMemory:
     """Limiter of the bytes in memory for uploads, over all sinks that share it.
 
     Attributes:
-        most: the limit; a single larger upload runs alone.
+        most: the limit in bytes; a single larger upload runs alone.
     """
 
     def __init__(self, most: int) -> None:
@@ -149,8 +152,8 @@ def open_data_file_writer(
     """Open the sink for the database in `folder`.
 
     Args:
-        folder: the database's.
-        item_bytes: size of the item over all processes: the larger, the larger its files.
+        folder: folder of the database.
+        item_bytes: size of the item over all processes; larger items get larger files.
         uploads: memory for uploads; None: limited only by the number of concurrent files.
     """
     file_bytes = min(MAX_FILE_BYTES, item_bytes // _FILES_OF_ITEM)
@@ -198,9 +201,9 @@ class _DiskWriter:
 class _ObjectWriter:
     """Sink for objects of a store. Each is assembled in memory, so that a retry can resend it.
 
-    One thread hands all objects to the client, which briefly holds two copies: otherwise every
-    writer would hold two, in malloc arenas that keep the memory. So the memory in use is the
-    objects on their way, those being assembled, and two.
+    One thread passes all objects to the client, which briefly holds two copies. If every writer
+    thread did so, each would hold two, in malloc arenas that keep the memory. So memory holds the
+    objects being uploaded, those being assembled, and two copies.
     """
 
     def __init__(
@@ -225,7 +228,7 @@ class _ObjectWriter:
             return self._sending.submit(_await_answer, answer, stack.pop_all())
 
     def _hand_over(self, name: str, value: list[bytearray]) -> Callable[[], bytes]:
-        """Give the client the value to copy, and drop our last reference to it."""
+        """Pass the value to the client, which copies it, and drop our last reference to it."""
         return self._objects.start_write(name, value.pop())
 
     def close(self) -> None:
@@ -270,7 +273,7 @@ def _await_answer(answer: Callable[[], bytes], stack: contextlib.ExitStack) -> N
 
 
 def _next_size(pieces: FileContents, memory: memoryview | None = None) -> int | None:
-    """Send the filled buffer; return the size of the next piece, None after the last."""
+    """Send `memory` to the generator; return the size of the next piece, or None after the last."""
     try:
         return next(pieces) if memory is None else pieces.send(memory)
     except StopIteration:
@@ -278,7 +281,7 @@ def _next_size(pieces: FileContents, memory: memoryview | None = None) -> int | 
 
 
 def _assemble(pieces: FileContents, content: ContentSum, expected: int) -> bytearray:
-    """Assemble all bytes; `expected` is exact unless they are compressed."""
+    """Return all bytes of a file; `expected` is its exact size unless it is compressed."""
     value, filled = bytearray(expected), 0
     size = _next_size(pieces)
     while size is not None:
@@ -292,7 +295,10 @@ def _assemble(pieces: FileContents, content: ContentSum, expected: int) -> bytea
 
 
 def _grown(memory: bytearray, filled: int, size: int) -> bytearray:
-    """Return the memory, or a larger copy: a bytearray with exported views can't grow."""
+    """Return `memory` if it has room for `size` more bytes, else a larger copy.
+
+    A bytearray with exported views can't grow.
+    """
     if filled + size <= len(memory):
         return memory
     return memory[:filled] + bytearray(max(size, filled))
@@ -303,7 +309,7 @@ def _reserved(uploads: UploadMemory | None, nbytes: int) -> contextlib.AbstractC
 
 
 def _blocks(pieces: FileContents) -> Iterator[bytes]:
-    """Regroup the bytes into blocks of the size that an upload sends."""
+    """Yield the file's bytes in blocks of the size that an upload sends."""
     buffer, filled = bytearray(2 * BLOCK_BYTES), 0
     size = _next_size(pieces)
     while size is not None:
@@ -320,10 +326,10 @@ def _blocks(pieces: FileContents) -> Iterator[bytes]:
 
 
 class _UploadWindow:
-    """Limiter of concurrent uploads, whose width follows their duration."""
+    """Limiter of concurrent uploads: it allows more while uploads are fast."""
 
     def __init__(self, most: int, first: int) -> None:
-        """Start with a width of `first`; `most` is the maximum."""
+        """Allow `first` uploads at a time at first, and never more than `most`."""
         self._most = most
         self._wide, self._sent = min(first, most), 0
         self._error: BaseException | None = None
@@ -331,7 +337,7 @@ class _UploadWindow:
 
     @contextlib.contextmanager
     def slot(self) -> Iterator[None]:
-        """Hold a slot while an object is sent.
+        """Wait for a free slot, and hold it while an object is sent.
 
         Raises:
             BaseException: the error of another upload.
@@ -380,7 +386,8 @@ def _fill_next(fillings: Iterator[int]) -> int:
 def _filled_buffers(pieces: FileContents, memory: memoryview, content: ContentSum) -> Iterator[int]:
     """Fill `memory` with the next bytes, repeatedly; yield the number of bytes to write.
 
-    All but the last are whole disk blocks: the rest of a piece moves to the front of the buffer.
+    Every number but the last is a multiple of the disk block. Bytes beyond it move to the front of
+    the buffer.
     """
     filled = 0
     size = _next_size(pieces)

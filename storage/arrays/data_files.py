@@ -1,9 +1,9 @@
 """Writer of arrays as the data files of an OCDBT database, in one pass from memory to store.
 
 Each outer shard of an array becomes one value: its inner chunks in order, each followed by a
-crc32c, and an index (zarr's `sharding_indexed`, index at the end). The bytes are the arrays' own,
-unless compression is on. The same pass computes a digest of every chunk and a crc32c of every file.
-See ADR 0009.
+crc32c, and an index (zarr's `sharding_indexed`, index at the end). Elements are stored as they are
+in memory, unless compression is on. The same pass computes a digest of every chunk and a crc32c of
+every file. See ADR 0009.
 
 Source: zarr v3 specification, codecs `sharding_indexed` 1.0, `bytes` 1.0, `zstd` and `crc32c` 1.0.
 """
@@ -53,15 +53,15 @@ __all__ = [
 ]
 
 Compression = Literal["zstd"]
-"""Compression of an array's chunks."""
+"""Name of the compression of an array's chunks."""
 
 CRC_BYTES: Final = 4
-"""Size of the checksum after each chunk."""
+"""Size in bytes of the checksum after each chunk."""
 
 _INDEX_ENTRY_BYTES: Final = 16
 
 _ZSTD_LEVEL: Final = 1
-"""Higher levels take much longer for floats and save little more."""
+"""Compression level; higher levels take much longer for floats and save little more."""
 
 
 Fingerprints = tuple[int, ...]
@@ -72,14 +72,14 @@ class ShardToWrite(NamedTuple):
     """Outer shard of an array.
 
     Attributes:
-        key: its key in the database.
+        key: key of the shard in the database.
         path: the leaf's path.
-        values: the elements, as they are stored.
-        origin: index of the first one in the stored array.
-        chunk: shape of an inner chunk; divides that of `values`.
+        values: the elements in their stored dtype.
+        origin: index of the first element in the stored array.
+        chunk: shape of an inner chunk; divides the shape of `values`.
         packed: (dtype, axis) of a leaf with two elements per stored byte, else None.
-        compression: of each chunk.
-        fingerprinted: compute fingerprints of its chunks while writing.
+        compression: compression of each chunk; None: none.
+        fingerprinted: whether fingerprints of the chunks are computed while they are written.
     """
 
     key: bytes
@@ -93,12 +93,12 @@ class ShardToWrite(NamedTuple):
 
     @property
     def stored_bytes(self) -> int:
-        """Length of the value without compression."""
+        """Length in bytes of the shard's value without compression."""
         return stored_bytes(self.values.shape, self.chunk, self.values.itemsize)
 
 
 def stored_bytes(shard: Sequence[int], chunk: Sequence[int], itemsize: int) -> int:
-    """Return the length of a shard's value: data, checksums and index."""
+    """Return the length in bytes of a shard's value without compression: data, checksums, index."""
     chunks = math.prod(size // step for size, step in zip(shard, chunk, strict=True))
     data = math.prod(shard) * itemsize
     return data + chunks * (CRC_BYTES + _INDEX_ENTRY_BYTES) + CRC_BYTES
@@ -148,8 +148,8 @@ class StoredFile(NamedTuple):
     """File as it was written.
 
     Attributes:
-        name: path relative to the folder in question.
-        size: bytes.
+        name: path relative to the step's folder, or to the database's folder.
+        size: size in bytes.
         crc32c: eight hexadecimal digits.
         content: content sum, as `ContentSum.text` returns it.
     """
@@ -171,10 +171,10 @@ class WrittenFile(NamedTuple):
     """Durable data file.
 
     Attributes:
-        record: its name below the database's folder, size and checksums.
-        refs: by key, the location of each value.
-        boxes: by key, the leaf's path and the digests of the chunks.
-        fingerprints: by key, of the chunks of the shards marked `fingerprinted`.
+        record: the file's name below the database's folder, its size and checksums.
+        refs: location of each value, by the shard's key.
+        boxes: the leaf's path and the chunks' digests, by the shard's key.
+        fingerprints: the chunks' fingerprints, by the key of each shard marked `fingerprinted`.
     """
 
     record: StoredFile
@@ -186,14 +186,14 @@ class WrittenFile(NamedTuple):
 def write_data_files(
     sink: DataFileWriter, shards: Iterable[ShardToWrite], *, stopped: Callable[[], bool] = bool
 ) -> list[WrittenFile]:
-    """Write all shards, several files at a time; return once all are durable.
+    """Write all shards, several files at a time; return the files once all are durable.
 
-    Drops each shard once it is written.
+    A shard is released as soon as it is written.
 
     Args:
-        sink: destination.
-        shards: what to write, in the order in which it is likely to be read.
-        stopped: called between files; True makes this return early.
+        sink: destination of the files.
+        shards: the shards, in the order in which they are likely to be read.
+        stopped: called between files; if it returns True, no more files are written.
 
     Raises:
         OSError: the disk is full, or failed.
@@ -227,7 +227,7 @@ def write_data_files(
 
 
 def _batches(shards: Iterable[ShardToWrite], limit: int) -> Iterator[list[ShardToWrite]]:
-    """Group consecutive shards into files."""
+    """Yield groups of consecutive shards; each group becomes a file of at most `limit` bytes."""
     batch: list[ShardToWrite] = []
     size = 0
     for shard in shards:
@@ -268,17 +268,17 @@ def _write_file(
 
 
 class _FileSums:
-    """Size and crc32c of a file so far; every part of it ends in its own crc32c.
+    """Size and crc32c of a file so far; the file's parts each end in their own crc32c.
 
     Attributes:
-        size: bytes.
-        crc: crc32c of them.
+        size: number of bytes.
+        crc: crc32c of the bytes.
     """
 
     size = crc = 0
 
     def add(self, length: int) -> None:
-        """Append a part of this length, including its crc32c."""
+        """Count a part of `length` bytes, its crc32c included."""
         self.crc = combine_crc32c(self.crc, CRC_AND_DATA_CRC32C, length)
         self.size += length
 
@@ -286,7 +286,7 @@ class _FileSums:
 def _encoded(
     shard: ShardToWrite, file: _FileSums, digests: list[int], prints: list[int]
 ) -> FileContents:
-    """Produce the value: each chunk and its crc32c, then the index and its crc32c.
+    """Generate a shard's value: each chunk and its crc32c, then the index and its crc32c.
 
     Appends the chunks' digests, and their fingerprints if requested. All are computed from the
     bytes that are written, even if the array changes meanwhile.

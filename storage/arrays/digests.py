@@ -41,29 +41,36 @@ ALGORITHM: Final = "keyed-sum-64"
 
 _MASK: Final = 2**64 - 1
 _WORD: Final = 4
-"""Bytes of a word."""
+"""Size of a word in bytes."""
 
 _LOW: Final = 4096
 _KEYS: Final = 1 << 14
-"""Keys in memory at a time: they and their words fit the cache."""
+"""Number of keys in memory at a time, so that keys and words fit the cache."""
 
 _FEW: Final = 1024
-"""Words up to which a leaf is summed with all its keys at once: planning would take longer."""
+"""Number of words up to which a leaf is summed with all its keys at once.
+
+For fewer words, planning would take longer than the sum.
+"""
 
 
 _NARROW: Final = 32
-"""Rows with fewer words are summed along columns."""
+"""Number of words below which rows are summed along columns."""
 
 _PAIRED_ROWS: Final = 8
-"""Rows from which on words are summed in pairs: for fewer, making the keys of pairs costs more than
-it saves."""
+"""Number of rows from which words are summed in pairs.
+
+For fewer rows, computing the keys of pairs costs more time than it saves.
+"""
 
 WORDS_AT_ONCE: Final = 1 << 17
-"""64-bit words in a scratch array: they fit the cache. Smaller ones are slower with several
-threads, as every NumPy call releases and takes the GIL."""
+"""Number of 64-bit words in a scratch array, which fits the cache.
+
+Smaller arrays are slower with several threads, as every NumPy call releases and takes the GIL.
+"""
 
 _COPIED: Final = 1 << 20
-"""Bytes copied at a time of elements that are not laid out in whole words."""
+"""Number of bytes that are copied at a time, of elements that are not laid out in whole words."""
 
 _UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _BELOW_A_BYTE: Final = re.compile(r"(?:u?int|float)([1-7])(?:_|$)")
@@ -73,8 +80,7 @@ Words = np.ndarray[Any, np.dtype[Any]]
 Digests = np.ndarray[Any, np.dtype[np.uint64]]
 
 _scratch: Final[queue.SimpleQueue[Digests]] = queue.SimpleQueue()
-"""Free scratch arrays, as many as were ever in use: faulting in new memory would take as long as
-the sum itself."""
+"""Free scratch arrays, for reuse: page faults of new memory would take as long as the sum."""
 
 
 def box_digest(values: np.ndarray, origin: Sequence[int]) -> int:
@@ -124,12 +130,12 @@ def total(digests: np.ndarray) -> int:
 
 
 def digest_text(value: int) -> str:
-    """Format a digest as it is recorded."""
+    """Return a digest as text, as records have it."""
     return f"{ALGORITHM}:{value:016x}"
 
 
 def parse_digest(text: str) -> int | None:
-    """Parse the text of `digest_text`; None if it is of another algorithm."""
+    """Return the digest of a text of `digest_text`; None if it is of another algorithm."""
     match = _TEXT.fullmatch(text)
     return int(match[1], 16) if match else None
 
@@ -144,7 +150,7 @@ def _as_words(values: np.ndarray, origin: Sequence[int]) -> Words | None:
 
 
 def _padded(values: np.ndarray, origin: Sequence[int]) -> Words:
-    """Copy the box into rows of words, with zeros in the bytes outside the box."""
+    """Return a copy of the box as rows of words, with zeros in the bytes outside the box."""
     size, bits = values.itemsize, _bits(values.dtype)
     before = origin[-1] * size % _WORD
     row = values.shape[-1] * size
@@ -169,7 +175,7 @@ def _word_origin(values: np.ndarray, origin: Sequence[int]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _bits(dtype: np.dtype[Any]) -> int:
-    """Return the significant bits of an element: fewer than 8 for dtypes below one byte."""
+    """Return the number of an element's significant bits: below 8 for dtypes below one byte."""
     match = _BELOW_A_BYTE.match(dtype.name)
     return int(match[1]) if match else 8 * dtype.itemsize
 
@@ -177,8 +183,8 @@ def _bits(dtype: np.dtype[Any]) -> int:
 def _words_sum(words: Words, origin: tuple[int, ...]) -> int:
     """Return the keyed sum of rows of words.
 
-    A row consists of as many trailing axes as have few enough keys. All rows are summed with the
-    same keys, and these sums with the keys of the leading axes.
+    A row spans as many trailing axes as have at most `_KEYS` keys together. All rows are summed
+    with the same keys; their sums are then summed with the keys of the leading axes.
     """
     shape = words.shape
     if words.size <= _FEW and words.flags.c_contiguous:
@@ -242,7 +248,7 @@ def _row_sums(rows: Words, keys: Digests) -> Digests:
 
 @contextlib.contextmanager
 def scratch(rows: int, columns: int) -> Iterator[Words]:
-    """Lend rows of 64-bit words, at most `WORDS_AT_ONCE`, with arbitrary contents."""
+    """Yield a scratch array of 64-bit words, at most `WORDS_AT_ONCE`, with arbitrary contents."""
     count = rows * columns
     try:
         memory = _scratch.get_nowait() if count > _KEYS else np.empty(count, np.uint64)
@@ -259,7 +265,7 @@ def _dot(sums: Digests, keys: Digests) -> int:
 
 @lru_cache(maxsize=8)
 def _keys(axis: int, starts: tuple[int, ...], sizes: tuple[int, ...]) -> Digests:
-    """Return the flattened keys of a box of the axes from `axis` on; at most `_KEYS` of them."""
+    """Return the keys of a box of the axes from `axis` on, flattened; at most `_KEYS` keys."""
     if not starts:
         return np.ones(1, np.uint64)
     product = _axis_keys(axis, starts[0], sizes[0])

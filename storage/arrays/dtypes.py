@@ -18,7 +18,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
     """Return the dtype that is called `name`, such as "bfloat16", "int4" or "float32".
 
     Raises:
-        UnsupportedFormatError: there is none.
+        UnsupportedFormatError: there is no such dtype.
     """
     extended = getattr(ml_dtypes, name, None)
     try:
@@ -34,7 +34,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Return True for a real floating dtype, those of `ml_dtypes` included."""
+    """Return True if the dtype is floating and not complex; dtypes of `ml_dtypes` are included."""
     try:
         ml_dtypes.finfo(dtype)
     except ValueError:

@@ -2,8 +2,8 @@
 
 The 128 bits of XXH3 (https://github.com/Cyan4973/xxHash) over the stored bytes of a chunk. Each
 process draws the seed at random and never reveals it: a fingerprint means nothing to another
-process, and nobody can construct changes that cancel. Stored are digests, not fingerprints. See ADR
-17 and 50.
+process, and nobody can construct changes that cancel. Fingerprints are not stored; digests are. See
+ADR 17 and 50.
 """
 
 import secrets

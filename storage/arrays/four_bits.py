@@ -1,7 +1,7 @@
 """Four-bit integers, two per byte: packing, unpacking, and partial reads.
 
-Packed along one axis of even size: elements 2i and 2i+1 are the low and the high half of byte i;
-negative numbers are in two's complement. See ADR 0007.
+An array is packed along one axis of even size: elements 2i and 2i+1 are the low and the high half
+of byte i; negative numbers are in two's complement. See ADR 0007.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def packing_axis(shard_shape: Sequence[int]) -> int | None:
     """Return the last axis along which every shard holds whole bytes; None if there is none.
 
     Args:
-        shard_shape: shape of what one device holds.
+        shard_shape: shape of one device's shard.
     """
     even = [axis for axis, size in enumerate(shard_shape) if size and size % 2 == 0]
     return even[-1] if even else None
@@ -42,7 +42,7 @@ def packed_axis(shape: Sequence[int], stored_shape: Sequence[int]) -> int:
     """Return the axis that was packed to store `shape` as `stored_shape`.
 
     Raises:
-        ValueError: none.
+        ValueError: `stored_shape` is not `shape` with one axis halved.
     """
     for axis in range(len(shape)):
         if packed_shape(shape, axis) == tuple(stored_shape):
@@ -61,7 +61,7 @@ def unpacked_shape(stored: Sequence[int], axis: int) -> tuple[int, ...]:
 
 
 def pack(values: Any, axis: int) -> Any:
-    """Pack a four-bit array of NumPy or JAX into bytes."""
+    """Return a four-bit array of NumPy or JAX packed into bytes along `axis`."""
     # Through int8, which gives NumPy's two's complement of negative numbers.
     wide = np.int8 if np.dtype(values.dtype).name == "int4" else np.uint8
     codes = values.astype(wide).view(np.uint8) & np.uint8(15)
@@ -72,11 +72,11 @@ def pack(values: Any, axis: int) -> Any:
 
 
 def unpack(packed: Any, dtype: str, axis: int, *, numpy: Any = np) -> Any:
-    """Unpack the bytes that `pack` made.
+    """Return the four-bit array whose bytes `pack` returned.
 
     Args:
         packed: the bytes.
-        dtype: name of the dtype.
+        dtype: name of the four-bit dtype.
         axis: axis along which they are packed.
         numpy: module of the bytes, `numpy` or `jax.numpy`.
     """
@@ -95,18 +95,19 @@ class PackedArray:
         """Wrap a TensorStore array.
 
         Args:
-            array: the bytes.
+            array: the stored array of bytes.
             dtype: name of the four-bit dtype.
             axis: axis along which they are packed.
         """
         self._array, self._dtype, self._axis = array, dtype, axis
 
     def __getitem__(self, index: tuple[int | slice, ...]) -> _PackedRead:
-        """Select a part to read: one non-negative integer, or slice with bounds, per axis."""
+        """Return a part to read; `index` has a non-negative integer or bounded slice per axis."""
         part = index[self._axis]
         low, high = (part.start, part.stop) if isinstance(part, slice) else (part, part + 1)
         outer = slice(low // 2, -(-high // 2))
-        # The store slices the other axes; this one, and axes that integers drop, come after.
+        # TensorStore slices the other axes. The packed axis, and axes that integers drop, are
+        # indexed after the read.
         stored = tuple(
             slice(axis_index, axis_index + 1) if isinstance(axis_index, int) else axis_index
             for axis_index in (*index[: self._axis], outer, *index[self._axis + 1 :])
@@ -126,7 +127,7 @@ class _PackedRead:
         self._future: Any = None
 
     def read(self, order: str = "C") -> _PackedRead:
-        """Start the read."""
+        """Start the read, and return this part."""
         self._future = self._part.read(order=order)
         return self
 

@@ -1,9 +1,8 @@
-"""Paths of leaves: a tree's keys joined by "/", unambiguously. Pure.
+"""Paths of leaves: a tree's keys joined by "/", unambiguously.
 
 A "/" within a key is written "%2F": Haiku's {"linear/~/w": ...} has the path "linear%2F~%2Fw", and
-{"linear": {"~": {"w": ...}}} the path "linear/~/w". A "%" is written "%25" only where the text
-would otherwise read as one of these two escapes. All other keys, also those with a ".", stay
-unchanged.
+{"linear": {"~": {"w": ...}}} the path "linear/~/w". A "%" is written "%25" only where it would
+otherwise begin one of these two escapes. All other keys, also those with a ".", stay unchanged.
 """
 
 import re

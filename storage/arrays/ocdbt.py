@@ -38,12 +38,15 @@ DATA_FOLDER: Final = "d"
 NODE_FOLDER: Final = "b"
 
 _VALUES: Final = re.compile(rf"[^/]+/(ocdbt\.process_[^/]+/)?(d|{DATA_FOLDER})/[^/]+")
-"""Data files by their path in a step, for the folder names of Orbax and of Cairn."""
+"""Pattern of the paths of data files in a step, with the folder names of Orbax and of Cairn."""
 
 _OTHER_VALUES: Final = re.compile(
     r"(ocdbt\.process_[^/]+/)?d/[0-9a-f]{32}|.+/([0-9]+(\.[0-9]+)*|c(/[0-9]+)*)"
 )
-"""Data files of a tree that is no item, and chunks of arrays with a folder each."""
+"""Pattern of other files with elements.
+
+They are data files of a tree that is no item, and chunks of arrays that each have a folder.
+"""
 
 _MANIFEST_MAGIC: Final = 0x0CDB3A2A
 _NODE_MAGIC: Final = 0x0CDB20DE
@@ -59,9 +62,9 @@ class ValueRef(NamedTuple):
     """Location of a value.
 
     Attributes:
-        file: path of the data file, from the database's folder.
-        offset: first byte.
-        length: bytes.
+        file: path of the data file, relative to the database's folder.
+        offset: offset of the first byte.
+        length: number of bytes.
     """
 
     file: str
@@ -75,7 +78,7 @@ class Node(NamedTuple):
     Attributes:
         data: the bytes of its file.
         keys: number of keys.
-        indirect_bytes: bytes of all values that lie in data files.
+        indirect_bytes: sum of the lengths of all values in data files.
     """
 
     data: bytes
@@ -84,12 +87,15 @@ class Node(NamedTuple):
 
 
 def is_data_file(name: str) -> bool:
-    """Return True if the name is that of a step's file with array elements."""
+    """Return True if a path in a step is that of a file with array elements."""
     return any(kind.fullmatch(name) for kind in (_VALUES, _OTHER_VALUES))
 
 
 def leaf_node(entries: Mapping[bytes, bytes | ValueRef]) -> Node:
-    """Encode the only node of a tree, from at least one entry: a value, or its location."""
+    """Return the only node of a tree with these entries: key -> value, or its location.
+
+    There must be at least one entry.
+    """
     keys = sorted(entries)
     values = [entries[key] for key in keys]
     refs = [value for value in values if isinstance(value, ValueRef)]
@@ -117,11 +123,11 @@ def leaf_node(entries: Mapping[bytes, bytes | ValueRef]) -> Node:
 
 
 def manifest(node: Node, node_file: str, *, time_ns: int) -> bytes:
-    """Encode the manifest of a database whose first and only version has `node` as its root.
+    """Return the manifest of a database whose first and only version has `node` as its root.
 
     Args:
-        node: the root.
-        node_file: path of its file, from the database's folder.
+        node: the root node.
+        node_file: path of the node's file, relative to the database's folder.
         time_ns: commit time, in nanoseconds since the epoch.
     """
     config = b"".join(
@@ -150,7 +156,7 @@ def manifest(node: Node, node_file: str, *, time_ns: int) -> bytes:
 
 
 def _framed(magic: int, body: bytes) -> bytes:
-    """Add the header, with the length, and the checksum that TensorStore verifies."""
+    """Return `body` with TensorStore's header (magic number, length) and checksum."""
     plain = b"\x00\x00"  # format version, no compression
     size = 4 + 8 + len(plain) + len(body) + 4
     data = magic.to_bytes(4, "big") + size.to_bytes(8, "little") + plain + body
@@ -159,7 +165,7 @@ def _framed(magic: int, body: bytes) -> bytes:
 
 
 def _file_table(files: Sequence[str]) -> bytes:
-    """Encode a table of file paths, without base paths and without shared prefixes."""
+    """Return an encoded table of file paths, without base paths and without shared prefixes."""
     paths = [file.encode() for file in files]
     return b"".join(
         [
@@ -173,7 +179,7 @@ def _file_table(files: Sequence[str]) -> bytes:
 
 
 def _shared(a: bytes, b: bytes) -> int:
-    """Return the length of the common prefix."""
+    """Return the length of the common prefix of two byte strings."""
     size = min(len(a), len(b))
     differing = int.from_bytes(a[:size], "big") ^ int.from_bytes(b[:size], "big")
     return size - (differing.bit_length() + 7) // 8
@@ -194,7 +200,7 @@ def _varints(numbers: Iterable[int]) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Encode seven bits per byte, lowest first; the high bit marks that more follow."""
+    """Return a number in seven bits per byte, lowest first; the high bit means that more follow."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)

@@ -1,11 +1,11 @@
-"""Orbax's JSON metadata of a step: its items, and an item's leaves. Pure parsing.
+"""Parsers of Orbax's JSON metadata of a step: its items, and an item's leaves.
 
 Orbax describes a checkpoint in two files: `_CHECKPOINT_METADATA` (the items, and the commit time)
 and, in each item that is a tree, `_METADATA` (key path and array format of every leaf). The name of
 a leaf's array is its keys joined by ".".
 
-Steps that Cairn saved have in the first, under Orbax's custom metadata, the names of all items and
-the leaves that are stored in another form (see `leaf_forms`).
+In steps that Cairn saved, the custom metadata in `_CHECKPOINT_METADATA` has the names of all items,
+and the leaves that are stored in another form (see `leaf_forms`).
 
 Source: orbax.checkpoint 0.12, `_src/metadata/{step_metadata_serialization,tree}.py`.
 """
@@ -24,15 +24,15 @@ from cairn.storage.store.bounds import check_json_size
 
 STEP_METADATA = "_CHECKPOINT_METADATA"
 ROOT_METADATA = "metadata/_ROOT_METADATA"
-"""Orbax's metadata of a folder of steps."""
+"""Path of Orbax's metadata of a folder of steps."""
 
 OLD_ROOT_METADATA = "metadata/metadata"
-"""File of older Orbax releases in its place, with the custom metadata alone."""
+"""Path of that metadata in older Orbax releases, which hold only the custom metadata there."""
 
 TREE_METADATA = "_METADATA"
 STRINGS_FILE = "_strings.json"
 ARRAY_METADATA = "array_metadatas"
-"""Folder of an item: chunking and extension data of the arrays, one file per process."""
+"""Folder in an item with chunking and extension data of its arrays, one file per process."""
 
 JSON_FILES = ("data.json", "metadata")
 """File names of Orbax's JSON handler; the second is that of its older API."""
@@ -51,7 +51,7 @@ META_ITEM = "meta"
 
 
 class StoredForm(NamedTuple):
-    """Form of a leaf that is not stored as itself.
+    """Stored form of a leaf that is not stored in its own dtype and shape.
 
     Attributes:
         kind: "empty" (not stored: it has no elements), "widened" (uint8 of equal value), "bits"
@@ -71,11 +71,11 @@ class StepMetadata:
     """Content of `_CHECKPOINT_METADATA`.
 
     Attributes:
-        items: names of the step's items; None if it names none (older Orbax).
-        committed: Orbax recorded the time of the commit.
+        items: names of the step's items; None if it has no such list (older Orbax).
+        committed: whether Orbax recorded the time of the commit.
         cairn_items: items that Cairn saved; those without a stored leaf have no files.
-        forms: by item and path, the leaves that are stored in another form.
-        meta_digest: of the JSON item's canonical form, if recorded.
+        forms: stored forms of leaves that are not stored as they are, by item and path.
+        meta_digest: digest of the JSON item's canonical form; None if it was not recorded.
     """
 
     items: tuple[str, ...] | None
@@ -94,12 +94,12 @@ class StoredTree:
         strings: path of each leaf that is text -> its key in `_strings.json`.
         empties: path of each empty container or None -> that value.
         sequences: paths of the containers that are lists or tuples.
-        zarr3: the arrays are zarr version 3, else 2.
-        ocdbt: the arrays lie in an OCDBT database, else each in a folder of its own.
-        sparse: chunks equal to the fill value may be absent.
-        variables: path of a leaf that `without_variables` moved -> its path before.
-        renamed: path of a leaf in manifests from before `leaf_paths`, which joined keys without
-            escapes -> its path, where they differ.
+        zarr3: whether the arrays are zarr version 3; if not, version 2.
+        ocdbt: whether the arrays are in an OCDBT database; if not, each has a folder.
+        sparse: whether chunks equal to the fill value may be absent.
+        variables: new path of a leaf that `without_variables` moved -> its path before.
+        renamed: path of a leaf in old manifests, which joined keys without escapes -> its path now,
+            where the two differ.
     """
 
     arrays: Mapping[str, str] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class StoredTree:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def current(self, path: str) -> str:
-        """Return the path of the leaf that a manifest, also an old one, has at `path`."""
+        """Return the current path of the leaf that a manifest, perhaps an old one, calls `path`."""
         return path if path in self.arrays else self.renamed.get(path, path)
 
     def without_variables(self) -> StoredTree:
@@ -145,7 +145,7 @@ def array_name(path: str) -> str:
 
 
 def parse_step_metadata(data: bytes, *, path: object) -> StepMetadata:
-    """Parse `_CHECKPOINT_METADATA`.
+    """Return the parsed content of `_CHECKPOINT_METADATA`.
 
     Raises:
         CorruptionError: it is not JSON of the expected form.
@@ -197,11 +197,12 @@ def parse_custom(data: bytes, *, path: object) -> dict[str, Any]:
 
 
 def parse_tree_metadata(data: bytes, *, path: object) -> StoredTree:
-    """Parse an item's `_METADATA`.
+    """Return the parsed content of an item's `_METADATA`.
 
     Raises:
         CorruptionError: it is not JSON of the expected form.
-        UnsupportedFormatError: two leaves have one path, or some are in Orbax's aggregate file.
+        UnsupportedFormatError: two leaves have the same path, or some are in Orbax's aggregate
+            file.
     """
     parsed = parse_json_object(data, path=path)
     arrays: dict[str, str] = {}
@@ -289,7 +290,7 @@ def parse_key_kinds(data: bytes, *, path: object) -> dict[str, str]:
 
 
 def nest(leaves: Mapping[str, Any], sequences: frozenset[str]) -> Any:
-    """Rebuild the nested containers of `leaves` (by path).
+    """Return the nested containers of a tree, rebuilt from its leaves.
 
     Args:
         leaves: values by path; the path "" alone is a tree that is one leaf.
@@ -315,10 +316,10 @@ def nest(leaves: Mapping[str, Any], sequences: frozenset[str]) -> Any:
 
 
 def parse_json_object(data: bytes, *, path: object) -> dict[str, Any]:
-    """Parse a JSON object.
+    """Return a parsed JSON object.
 
     Raises:
-        CorruptionError: the bytes are no JSON object, or exceed the limits.
+        CorruptionError: the bytes are no JSON object, or are nested too deep or too large.
     """
     check_json_size(data, path)
     try:

@@ -1,6 +1,6 @@
 """Table of fixed-size rows in pages, each of which is checked when it is read.
 
-A reader loads only the pages it needs of a table of any length, and never uses unchecked bytes.
+A reader loads only the pages that it needs, and never uses unchecked bytes.
 """
 
 import hashlib
@@ -23,20 +23,20 @@ _RUN_PAGES: Final = 64
 """Maximum number of pages per read."""
 
 _GAP_PAGES: Final = 1
-"""Unneeded pages in a gap that are read along, to save another request."""
+"""Number of unneeded pages in a gap that is read too, to save another request."""
 
 _READS_AT_ONCE: Final = 8
 
 Rows = np.ndarray[Any, np.dtype[Any]]
 Fetch = Callable[[int, int], bytes | memoryview]
-"""Function that returns a file's bytes between two offsets. The table keeps them, uncopied."""
+"""Function that returns a file's bytes between two offsets. The table keeps the returned object."""
 
 
 class TableLocation(NamedTuple):
     """Location of a table in its file.
 
     Attributes:
-        offset: of its first byte.
+        offset: offset of its first byte in the file.
         rows: number of rows.
         pages: SHA-256 of each page, in hexadecimal digits.
     """
@@ -59,13 +59,13 @@ class PagedTable:
     def __init__(
         self, place: TableLocation, row: np.dtype[Any], fetch: Fetch, *, end: int, path: object
     ) -> None:
-        """Check the location of a table that `table_location` described; read nothing.
+        """Check the location of a table, without reading from the file.
 
         Args:
-            place: its location.
+            place: location of the table.
             row: dtype of a row.
-            fetch: reads the file.
-            end: end of all tables in the file.
+            fetch: returns bytes of the file.
+            end: offset at which the file's tables end.
             path: the file, for errors.
 
         Raises:
@@ -86,10 +86,10 @@ class PagedTable:
         return self._place.rows
 
     def rows(self, start: int, stop: int) -> Rows:
-        """Return consecutive rows.
+        """Return the rows from `start` up to, not including, `stop`.
 
         Raises:
-            CorruptionError: there are no such rows, or they are not what was written.
+            CorruptionError: there are no such rows, or their bytes are not what was written.
             StoreUnavailableError: the store gives no answer.
         """
         if not 0 <= start <= stop <= len(self):
@@ -105,10 +105,10 @@ class PagedTable:
         return rows[start - skipped : stop - skipped]
 
     def take(self, numbers: Sequence[int]) -> list[Any]:
-        """Return some rows, in ascending order, as Python values; cheapest for many at once.
+        """Return the rows with these ascending numbers as Python values.
 
         Raises:
-            StorageError: as `rows`.
+            CorruptionError, StoreUnavailableError: as `rows`.
         """
         self.prefetch((number, number + 1) for number in numbers)
         taken_rows: list[Any] = []
@@ -118,10 +118,10 @@ class PagedTable:
         return taken_rows
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Read the pages of these rows that are not cached, many at a time.
+        """Read the pages of these ranges of rows that are not cached yet, many at a time.
 
         Raises:
-            CorruptionError: they are not what was written.
+            CorruptionError: their bytes are not what was written.
             StoreUnavailableError: the store gives no answer.
         """
         pages = {
@@ -140,7 +140,7 @@ class PagedTable:
                         done.result()
 
     def _read(self, first: int, last: int) -> None:
-        """Read and check consecutive pages."""
+        """Read and check the pages from `first` to `last`."""
         size = self._row.itemsize
         begin = self._place.offset + first * self._step * size
         rows = min((last + 1) * self._step, len(self)) - first * self._step
@@ -161,7 +161,7 @@ class PagedTable:
 
 
 def damaged_index(path: object, expected: str, found: str) -> CorruptionError:
-    """Return the error that a step's index is not what was written."""
+    """Return the error for a step's index that is not what was written."""
     return CorruptionError(
         "the index of the step is not what was written",
         path=path,
@@ -172,7 +172,7 @@ def damaged_index(path: object, expected: str, found: str) -> CorruptionError:
 
 
 def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) of the pages to read with one request."""
+    """Yield (first, last) of each group of pages to read with one request."""
     run: tuple[int, int] | None = None
     for number in numbers:
         if run and (number - run[1] - 1 > _GAP_PAGES or number - run[0] >= _RUN_PAGES):

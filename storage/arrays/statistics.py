@@ -1,8 +1,9 @@
 """Statistics of an array in one pass over its blocks.
 
-Tiles are combined as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
-computing sample variances" (1979), with sums as fractions: nothing overflows, and sums of integers
-are exact. Elements of at most 16 bits are counted by bit pattern, which determines all statistics.
+Tiles of a block are combined as in Chan, Golub and LeVeque, "Updating formulae and a pairwise
+algorithm for computing sample variances" (1979), with sums as fractions: nothing overflows, and
+sums of integers are exact. Elements of at most 16 bits are counted by bit pattern, which determines
+all statistics.
 
 A histogram's bins have a power of two as their width and start at a multiple of it: when the range
 grows, bins merge, and no element is read again.
@@ -40,9 +41,9 @@ class Histogram:
 
     Attributes:
         start: start of the first bin; infinite if it is beyond float64.
-        width: of each bin, whose start is inclusive and whose end is exclusive; 0 with one bin
+        width: width of each bin; its start is inclusive and its end exclusive. 0, with one bin,
             means that all elements are equal to `start`.
-        counts: elements per bin; at most 64 bins.
+        counts: number of elements per bin; there are at most 64 bins.
     """
 
     start: _Real
@@ -55,15 +56,15 @@ class Statistics:
     """Statistics of an array's elements.
 
     Attributes:
-        count: of all elements.
+        count: number of all elements.
         nan, positive_infinity, negative_infinity: number of such elements. The fields below exclude
             them.
         zeros: number of zeros.
-        min, max: exact; None if no element is finite.
-        mean: for integers rounded once.
-        std: of the population: the sum of squares is divided by the number of elements.
+        min, max: exact extremes; None if no element is finite.
+        mean: mean; that of integers is exact up to one rounding.
+        std: standard deviation of the population: squares are divided by the number of elements.
         norm: square root of the sum of squares; infinite if it is beyond float64.
-        histogram: None if no element is finite.
+        histogram: histogram; None if no element is finite.
     """
 
     count: int
@@ -83,10 +84,10 @@ class RunningStatistics:
     """Statistics of the elements added so far."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
-        """Start with no elements of a dtype: bool, integer or floating, also of `ml_dtypes`.
+        """Begin without elements; `dtype` is bool, integer or floating, perhaps of `ml_dtypes`.
 
         Raises:
-            TypeError: another dtype.
+            TypeError: `dtype` is another one.
         """
         self._floating = is_floating(dtype)
         if not (self._floating or dtype == np.bool_ or _is_integer(dtype)):
@@ -101,7 +102,7 @@ class RunningStatistics:
         """Add elements, in any order and shape.
 
         Raises:
-            TypeError: they have another dtype.
+            TypeError: the elements have another dtype.
         """
         if block.dtype != self._dtype:
             raise TypeError(f"a block of {block.dtype.name}: expected {self._dtype.name}")
@@ -127,7 +128,7 @@ class RunningStatistics:
 
 
 class _Sums:
-    """Sums that determine the statistics."""
+    """Sums from which the statistics are computed."""
 
     def __init__(self) -> None:
         self._count = self._nan = self._above = self._below = self._zeros = 0
@@ -141,7 +142,7 @@ class _Sums:
         self._bins = _Bins()
 
     def add(self, values: _Numbers, weights: _Numbers | None, *, floating: bool) -> None:
-        """Add numbers, at least one, each as often as its weight says."""
+        """Add numbers, at least one, each as often as its weight says; None: once."""
         self._count += _weight(weights, values.size)
         least, most = values.min().item(), values.max().item()
         if floating and not (math.isfinite(least) and math.isfinite(most)):
@@ -183,7 +184,7 @@ class _Sums:
     def _finite_of(
         self, values: _Numbers, weights: _Numbers | None
     ) -> tuple[_Numbers, _Numbers | None]:
-        """Return the finite numbers; count the others."""
+        """Return the finite numbers and their weights; count the other numbers."""
         self._nan += _weight_where(np.isnan(values), weights)
         self._above += _weight_where(values == math.inf, weights)
         self._below += _weight_where(values == -math.inf, weights)
@@ -210,7 +211,7 @@ class _Sums:
             self._join_tiles()
 
     def _join_tiles(self) -> None:
-        """Combine the tiles, many at once, as arithmetic with fractions is slow."""
+        """Combine the tiles, many at once, since arithmetic with fractions is slow."""
         if not self._tiles:
             return
         counts, totals, squares = np.array(self._tiles).T
@@ -233,7 +234,7 @@ class _Sums:
         self._add_squares(squares, 0)
 
     def _join(self, total: Fraction, count: int) -> None:
-        """Add a sum of numbers, and the share of the squares due to their mean's distance."""
+        """Add the sum of `count` numbers, and what their mean's distance adds to the squares."""
         if self._joined:
             apart = total / count - self._sum / self._joined
             size = max(apart.numerator.bit_length() - apart.denominator.bit_length(), -_FACTORS[8])
@@ -304,7 +305,7 @@ class _Bins:
         return Histogram(plain(self._first * width), plain(width), counts)
 
     def _widen(self, least: _Real, most: _Real) -> None:
-        """Choose the narrowest bins that cover the range, and merge the old ones into them."""
+        """Choose the narrowest bins that cover the range, and merge the old bins into them."""
         old, before, counted = self._exponent, self._first, self._counts.tolist()
         if self._range is None:
             self._exponent = _narrow_exponent(least, most)
@@ -356,7 +357,7 @@ def _above(values: _Numbers, least: int) -> _Numbers:
 
 
 def _narrow_exponent(least: _Real, most: _Real) -> int:
-    """Return the exponent of a bin width that is too small for a range; for integers at least 0."""
+    """Return an exponent whose bin width is too small for the range; for integers at least 0."""
     span = Fraction(most) - Fraction(least)
     size = span.numerator.bit_length() - span.denominator.bit_length()
     return max(size - 8, 0) if isinstance(least, int) else size - 8
@@ -367,7 +368,7 @@ def _bin_of(value: _Real, exponent: int) -> int:
 
 
 def _bins_of(values: _Numbers, exponent: int, first: int) -> _Numbers:
-    """Return the bins of numbers, counted from the first, as uint8."""
+    """Return the number of each element's bin, counted from the bin `first`, as uint8."""
     if values.dtype.kind != "f":
         return (_above(values, first << exponent) >> np.uint64(exponent)).astype(np.uint8)
     if abs(exponent) <= _FACTORS[values.dtype.itemsize]:
@@ -389,7 +390,7 @@ def _count(counts: _Numbers, numbers: _Numbers) -> None:
 
 
 def _as_float(number: Fraction) -> float:
-    """Round to a float; infinite beyond float64, as the start of the first bin may be."""
+    """Return a fraction as the nearest float; infinite if it is beyond float64."""
     try:
         return float(number)
     except OverflowError:
@@ -397,7 +398,7 @@ def _as_float(number: Fraction) -> float:
 
 
 def _root(square: Fraction) -> float:
-    """Return the square root; infinite if no float64 is so large."""
+    """Return the square root as a float; infinite if it is beyond float64."""
     if not square:
         return 0.0
     half = (square.numerator.bit_length() - square.denominator.bit_length()) // 2

@@ -1,4 +1,4 @@
-"""Layout of a leaf as a zarr array, in stored elements, and its zarr description.
+"""Layout of a leaf as a zarr array of stored elements, and its zarr description.
 
 Source: zarr v3 specification, and TensorStore, which writes the descriptions.
 """
@@ -23,9 +23,9 @@ class StoredLayout(NamedTuple):
     """Layout of a zarr array.
 
     Attributes:
-        shape: in stored elements.
-        dtype: of the stored elements, by name.
-        cut: outer shards and inner chunks.
+        shape: shape of the array of stored elements.
+        dtype: name of the stored elements' dtype.
+        cut: shapes of outer shards and inner chunks.
     """
 
     shape: tuple[int, ...]
@@ -39,10 +39,10 @@ def stored_layout(
     """Return the stored layout of a leaf.
 
     Args:
-        shape: of the leaf.
-        dtype: of the leaf, by name.
+        shape: shape of the leaf.
+        dtype: name of the leaf's dtype.
         cut: shards and chunks in the leaf's elements; for a key with the axis of its words.
-        form: stored form, if it differs from the leaf's own.
+        form: stored form of the leaf; None: it is stored as it is.
     """
     match form:
         case None:
@@ -64,7 +64,7 @@ def stored_layout(
 def zarr_description(layout: StoredLayout, compression: Compression | None) -> bytes:
     """Return the content of an array's "zarr.json", as TensorStore writes it.
 
-    TensorStore makes it, as it knows the names and the fill values of dtypes.
+    TensorStore generates it, since it knows the names and fill values of dtypes.
     """
     of_chunks, of_index = codecs(compression)
     spec = {

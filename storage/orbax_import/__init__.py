@@ -1,1 +1,1 @@
-"""Listing, in a run, the checkpoints that plain Orbax has saved: each read once, none changed."""
+"""Import of checkpoints that plain Orbax saved: a run lists them; they are not changed."""

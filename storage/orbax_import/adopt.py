@@ -66,7 +66,7 @@ _REFUSED: Final = (
     TreeMismatchError,
     UnsupportedFormatError,
 )
-"""What is wrong with one step; the others are adopted all the same."""
+"""Errors that exclude only one step from an import; the other steps are still imported."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,14 @@ class Adoption:
 
     Attributes:
         run: the run that lists the steps.
-        adopted: steps that it lists from now on.
-        kept: steps that it listed before, and that have not changed since.
-        gone: steps that it lists, and that the folder's owner has removed.
-        problems: steps that the owner has changed, or that could not be imported, a line for each,
-            which begins with the name of the step's folder.
-        left: entries that are no step or an unfinished one, steps that were deleted from the run,
-            and parts of steps that are missing, not imported, or were added later; a line for each.
+        adopted: new steps, which the run lists from now on.
+        kept: steps that the run listed before, and that have not changed since.
+        gone: steps that the run lists, but that the folder's owner has removed.
+        problems: a line for each step that the owner has changed, or that could not be imported; it
+            begins with the name of the step's folder.
+        left: a line for each entry that is no step or an unfinished one, for each step that was
+            deleted from the run, and for parts of steps that are missing, not imported, or were
+            added later.
     """
 
     run: StoreURI
@@ -93,7 +94,7 @@ class Adoption:
 
     @property
     def ok(self) -> bool:
-        """True if all that lies in the folder is listed, unchanged."""
+        """True if there are no problems."""
         return not self.problems
 
 
@@ -122,20 +123,21 @@ def adopt(
             folder's name, or 0.
         model: which leaves belong to a model of a known family. Each step then has an item "model"
             that can be exported; no leaf of the model may be missing. See `cairn.model_map`.
-        by: id of the importer. An import with the id of an interrupted one continues it at once,
-            without waiting until its lease expires. By default this user on this machine.
-        progress: called after each new step with (new steps read so far, new steps in all).
+        by: id of the importer; by default this user on this machine. An import with the same id as
+            an interrupted one continues it at once, without waiting for its lease to expire.
+        progress: called after each new step with (number of new steps read so far, number of all
+            new steps).
         clock: returns the current time in UTC.
 
     Raises:
         NotFoundError: there is no such folder.
-        NotACheckpointError: there is no checkpoint in it; the error names what is there.
-        InvalidURIError: the folder is a run or lies in one; the folder would lie in the run, or the
-            run in the folder; no run can have the default name; `step` is given for a folder of
-            several checkpoints; or an address is neither on a disk nor in Google Cloud Storage.
-        PreconditionFailedError: `run` exists, and does not import this folder, or imports it with
+        NotACheckpointError: there is no checkpoint in the folder; the message names what is there.
+        InvalidURIError: the folder is a run or inside one; the folder and the new run would be
+            inside one another; the default name is no name of a run; `step` is passed for a folder
+            of several checkpoints; or an address is neither on a disk nor in Google Cloud Storage.
+        PreconditionFailedError: `run` exists, and is not an import of this folder, or one with
             another model.
-        LeaseHeldError: a job or another import writes to the run.
+        LeaseHeldError: a job or another import is writing to the run.
         FencedError: another import with the same `by` has begun meanwhile.
         StoreCheckError: the store of the run does not keep the promises that runs depend on.
         StoreUnavailableError: a store does not answer, or the run's folder can't be written.
@@ -149,7 +151,7 @@ def adopt(
         writer = Writer(imported, writer=f"{_WRITER}{by or default_writer_id()}", clock=clock)
         stack.callback(writer.close)
         if _sorted_out(imported, imported.steps(), contents)[0]:
-            writer.begin()  # before it is looked what is new: another adoption may be at it
+            writer.begin()  # before new steps are listed: another import may run too
         listed = imported.steps()
         before = look_again(imported, listed, model)
         new, refused, left = _sorted_out(imported, listed, contents)
@@ -171,7 +173,7 @@ def adopt(
                 problems.append(f"{uri.name}: {exc}")
             if progress is not None:
                 progress(count, len(new))
-    imported.objects.sync(MANIFESTS)  # of steps that were kept, too
+    imported.objects.sync(MANIFESTS)  # also those of kept steps
     return Adoption(
         imported.uri,
         tuple(adopted),
@@ -188,13 +190,13 @@ def check_adoption(
     """Return the steps that an import would read; nothing is read or written.
 
     Args:
-        folder: as `adopt` takes it.
+        folder: as in `adopt`.
         run: address of the run, which need not exist.
-        step: as `adopt` takes it.
+        step: as in `adopt`.
 
     Raises:
         NotFoundError, NotACheckpointError, InvalidURIError, PreconditionFailedError,
-        StoreUnavailableError: as `adopt`, before it begins.
+        StoreUnavailableError: as in `adopt`, except errors of the import itself.
     """
     contents, _ = _looked(parse_uri(folder), parse_uri(run), step, utc_now)
     return tuple(sorted(contents.steps))
@@ -203,7 +205,7 @@ def check_adoption(
 def _looked(
     source: StoreURI, target: StoreURI, step: SupportsIndex | None, clock: Clock
 ) -> tuple[FolderContents, Run | None]:
-    """Return the content of the folder and the run that lists it, if any; raise as `adopt`."""
+    """Return the content of the folder, and the run that imports it or None; raise as `adopt`."""
     _refuse_stores(source, target)
     _refuse_overlap(source, target)
     contents = _checkpoints(source, target, None if step is None else check_step(step))
@@ -211,7 +213,7 @@ def _looked(
 
 
 def _checkpoints(source: StoreURI, run: StoreURI, step: int | None) -> FolderContents:
-    """Return the content of the folder; empty if its owner removed all that was imported."""
+    """Return the content of the folder; it is empty if the owner removed all imported steps."""
     try:
         return find_checkpoints(source, step)
     except (NotFoundError, NotACheckpointError):
@@ -224,11 +226,12 @@ def _checkpoints(source: StoreURI, run: StoreURI, step: int | None) -> FolderCon
 def _sorted_out(
     run: Run, listed: list[StepInfo], contents: FolderContents
 ) -> tuple[dict[int, StoreURI], list[str], list[str]]:
-    """Return new steps, a line for each step that the run can't take, and one for each other."""
+    """Return new steps, a line per step that can't be imported, and a line per other entry."""
     sources = {info.source for info in listed}
     numbers = {info.step for info in listed}
     deleted = {number for number, _ in run.trashed()}
-    # Of two adoptions at once the later may have begun before a step of the other's.
+    # Attempts of imports don't supersede: with two imports at once, the later attempt may begin
+    # before steps of the earlier one.
     went_back = (start for start in run.attempts() if not start.writer.startswith(_WRITER))
     is_superseded = find_superseded(went_back, run.published())
     superseded = {step for step, attempt in run.published() if is_superseded(step, attempt)}
@@ -288,7 +291,7 @@ def _refuse_stores(*folders: StoreURI) -> None:
 
 def _refuse_overlap(source: StoreURI, target: StoreURI) -> None:
     names = [f"{uri}/" for uri in (source, target)]
-    if source.scheme == target.scheme == "file":  # whatever links lead there
+    if source.scheme == target.scheme == "file":  # with symbolic links resolved
         names = [f"{os.path.realpath(uri.local_path)}/" for uri in (source, target)]
     if names[0].startswith(names[1]) or names[1].startswith(names[0]):
         raise InvalidURIError(
@@ -303,7 +306,7 @@ def _refuse_overlap(source: StoreURI, target: StoreURI) -> None:
 def _there(
     source: StoreURI, target: StoreURI, contents: FolderContents, clock: Clock
 ) -> Run | None:
-    """Return the run that lists the folder's steps; None if it must be created, and can be."""
+    """Return the run that imports the folder; None if it does not exist yet."""
     try:
         run = Run.open(target, clock=clock)
     except RunNotFoundError:
@@ -321,7 +324,7 @@ def _there(
 
 
 def _made(source: StoreURI, target: StoreURI, *, is_default: bool, clock: Clock) -> Run:
-    """Create the run, or return the one that another import created meanwhile."""
+    """Create and return the run, or return the one that another import created meanwhile."""
     try:
         created = Run.create(target, adopts=str(source), clock=clock)
     except StoreUnavailableError as exc:
@@ -338,7 +341,7 @@ def _made(source: StoreURI, target: StoreURI, *, is_default: bool, clock: Clock)
 
 
 def _refuse_another(run: Run, source: StoreURI) -> Run:
-    """Return the run if it imports the folder."""
+    """Return the run if it is an import of the folder; raise PreconditionFailedError if not."""
     if not _adopts(run, source):
         info = run.info()
         what = "nothing" if info.adopts is None else info.adopts
@@ -354,7 +357,7 @@ def _refuse_another(run: Run, source: StoreURI) -> Run:
 
 
 def _adopts(run: Run, folder: StoreURI) -> bool:
-    """Return True if a run imports the folder; its steps tell if its record was lost."""
+    """Return True if a run is an import of the folder; if its record is lost, its steps decide."""
     imported_from = run.info().adopts
     if imported_from is not None:
         return imported_from == str(folder)
@@ -365,7 +368,7 @@ def _adopts(run: Run, folder: StoreURI) -> bool:
 def _adopt_step(
     run: Run, writer: Writer, step: int, uri: StoreURI, model: ModelMap | None, clock: Clock
 ) -> list[str]:
-    """Read a step and publish it; return a line for each item or chunk that was not imported."""
+    """Read a step and publish it; return a line for each part of it that was not imported."""
     items = plain_items(uri)
     plain = items.plain.model_copy(update={"source": str(uri)})
     if model is not None:
@@ -404,7 +407,7 @@ def _adopt_step(
 
 
 def _annotation(metrics: object) -> Annotation | None:
-    """Return the numbers among the metrics that Orbax stored; None if there are none."""
+    """Return an annotation with the numbers among Orbax's metrics; None if there are none."""
     if not isinstance(metrics, dict):
         return None
     numbers = {

@@ -34,13 +34,13 @@ _NAMED: Final = 5
 
 @dataclass
 class AdoptedSteps:
-    """What has become of them.
+    """State of a run's imported steps.
 
     Attributes:
-        kept: steps that are as they were adopted.
+        kept: steps that are unchanged since the import.
         gone: steps that their owner has removed.
-        changed: what has changed, a line for each step.
-        added: files that are no part of what was adopted, a line for each step.
+        changed: a line for each changed step, which says what has changed.
+        added: a line for each step with files that were added since the import.
     """
 
     kept: list[int] = field(default_factory=list)
@@ -50,17 +50,18 @@ class AdoptedSteps:
 
 
 def look_again(run: Run, listed: Iterable[StepInfo], model: ModelMap | None) -> AdoptedSteps:
-    """Hold the steps that a run has adopted against their folders.
+    """Compare a run's imported steps with their folders, and return their state.
 
-    Of files, those are read whose time is another than it was; on a bucket the store tells sums.
+    Files are read only if their modification time has changed; a bucket returns checksums.
 
     Args:
         run: the run.
-        listed: its steps.
-        model: what they are expected to have been adopted with.
+        listed: the steps that the run lists; steps that are not imported are skipped.
+        model: the model with which the steps must have been imported; None: without a model.
 
     Raises:
-        PreconditionFailedError: they were adopted with another model, or with none.
+        PreconditionFailedError: a step was imported with another model, or only one of the two has
+            a model.
         StoreUnavailableError: a store gives no answer.
     """
     checked = AdoptedSteps()
@@ -86,7 +87,7 @@ def look_again(run: Run, listed: Iterable[StepInfo], model: ModelMap | None) -> 
             same = model is None or is_as_mapped(
                 place.folder, plain_items(place.folder).plain, manifest.plain, model
             )
-        except (CorruptionError, UnsupportedFormatError) as exc:  # by what was added
+        except (CorruptionError, UnsupportedFormatError) as exc:  # because of added files
             checked.changed.append(f"{place.folder.name}: {exc}")
             continue
         if not same:
@@ -101,7 +102,7 @@ def look_again(run: Run, listed: Iterable[StepInfo], model: ModelMap | None) -> 
 
 
 def _problems(place: FilePlace, entries: dict[str, FileEntry]) -> dict[str, str]:
-    """Return what has changed in a step's folder, by file."""
+    """Return the change of each changed file in a step's folder, by the file's name."""
     problems = listed_problems(entries, place.records)
     records = {
         record.name: record
@@ -113,7 +114,7 @@ def _problems(place: FilePlace, entries: dict[str, FileEntry]) -> dict[str, str]
         if problem is not None:
             problems[read.name] = problem
     names = {record.name for record in place.records}
-    # A chunk that was not stored was read as zeros, and now would be as something else.
+    # A new data file may hold a chunk that was absent at the import and was read as zeros.
     new = (name for name in entries if name not in names and is_data_file(name))
     return problems | {name: f"{name}: values that were not there" for name in new}
 

@@ -1,8 +1,8 @@
-"""Checkpoints in a folder of plain Orbax: where they lie and what each consists of.
+"""Layouts of plain Orbax: the checkpoints in a folder, and the items of each.
 
-Orbax has laid out its steps in many ways: `<n>`, `<prefix>_<n>` and padded with zeros; a folder for
-each item, or the tree right in the step's; committed by a rename, on a bucket by a marker. The
-names tell nothing else: what a step holds is read in its folders.
+Releases of Orbax differ. A step's folder is called `<n>` or `<prefix>_<n>`, perhaps padded with
+zeros. It has a folder for each item, or a single tree directly. It is committed by a rename, or in
+a bucket by a marker file. So the items are found by listing a step's folders.
 """
 
 import contextlib
@@ -46,37 +46,37 @@ __all__ = [
 _NUMBERED: Final = re.compile(r"(?:.*[_-])?([0-9]{1,18})")
 _TEMPORARY: Final = ".orbax-checkpoint-tmp"
 _OLD_LEAVES: Final = "checkpoint"
-"""All leaves of an item in one file, as the first releases of Orbax and Flax wrote them."""
+"""Name of a file with all leaves of an item, which the first releases of Orbax and Flax wrote."""
 
 _UNNAMED: Final = ("default", "pytree")
-"""What Orbax calls the one tree that was saved without a name."""
+"""Orbax's names of a tree that was saved without a name."""
 
 _ONE_TREE: Final = "state"
-"""What Cairn calls it."""
+"""Cairn's name of such a tree."""
 
 _TREE_HANDLERS: Final = ("PyTreeHandler", "PyTreeCheckpointHandler", "StandardCheckpointHandler")
-"""Of Orbax: what saves trees."""
+"""Names of Orbax's handlers that save trees."""
 
 _METRICS: Final = ("metrics", "metrics/metrics")
 _COMMITTED_AT: Final = "commit_timestamp_nsecs"
 _LATEST_NS: Final = 2**63 - 1
-"""The latest time that is one."""
+"""Latest accepted time, in nanoseconds since the epoch."""
 
 _NAMED_IN_ERRORS: Final = 8
 _OF_A_STEP: Final = {STEP_METADATA, TREE_METADATA, COMMIT_FILE}
 _EASYDEL: Final = "easydel-model.parameters"
-"""The weights in a folder of an older EasyDeL's, which is no checkpoint of Orbax."""
+"""Name of the weights' file in a folder of an older EasyDeL, which is no Orbax checkpoint."""
 
 
 @dataclass(frozen=True)
 class FolderContents:
-    """What a folder holds.
+    """Checkpoints and other entries of a folder.
 
     Attributes:
-        steps: the folder of each checkpoint that can be adopted, by step.
-        problems: checkpoints that can't be, a line for each; it begins with the name.
-        left: what is none, or none yet, a line for each.
-        elsewhere: names that are links to what lies elsewhere, and may be steps: where they lead.
+        steps: folder of each checkpoint that can be imported, by step.
+        problems: a line for each checkpoint that can't be imported; it begins with its name.
+        left: a line for each entry that is no checkpoint, or an unfinished one.
+        elsewhere: names of links that may be steps -> their targets outside the folder.
     """
 
     steps: dict[int, StoreURI]
@@ -86,13 +86,13 @@ class FolderContents:
 
 
 class PlainItems(NamedTuple):
-    """What a checkpoint is made of.
+    """Items of a checkpoint.
 
     Attributes:
-        plain: its trees and what is JSON.
+        plain: folders of its trees, and its JSON files.
         others: names of folders that are neither.
-        missing: items that Orbax names, and that are not there.
-        committed_ns: when Orbax committed it, if it says so.
+        missing: items that Orbax's metadata names and that do not exist.
+        committed_ns: time of the commit in nanoseconds since the epoch; None if not recorded.
     """
 
     plain: PlainStep
@@ -102,11 +102,11 @@ class PlainItems(NamedTuple):
 
 
 class _Described(NamedTuple):
-    """What Orbax says of a whole checkpoint.
+    """Orbax's metadata of a whole checkpoint.
 
     Attributes:
-        handlers: by item, what saved it; nothing of a checkpoint that is one tree.
-        committed_ns: when it was committed.
+        handlers: name of the handler that saved each item, by item; empty for a single tree.
+        committed_ns: time of the commit in nanoseconds since the epoch; None if not recorded.
     """
 
     handlers: Mapping[str, str]
@@ -114,16 +114,17 @@ class _Described(NamedTuple):
 
 
 def find_checkpoints(folder: StoreURI, step: int | None = None) -> FolderContents:
-    """Find the checkpoints in a folder, or the one that the folder is.
+    """Return the checkpoints in a folder; or the folder itself, if it is a checkpoint.
 
     Args:
-        folder: a root of steps, or one checkpoint.
-        step: of the one checkpoint that the folder is; None: as its name says, or 0.
+        folder: a folder of checkpoints, or a single checkpoint.
+        step: step of a single checkpoint; None: the number in the folder's name, or 0.
 
     Raises:
         NotFoundError: there is no such folder.
-        NotACheckpointError: there is none in it; the error says what there is.
-        InvalidURIError: it is a run of Cairn's, or lies in one; or a step is given for many.
+        NotACheckpointError: there is no checkpoint in the folder; the message names what is there.
+        InvalidURIError: the folder is a run or inside one; or `step` is passed for several
+            checkpoints.
     """
     _refuse_runs(folder)
     entries = open_files(folder).list()
@@ -144,7 +145,7 @@ def find_checkpoints(folder: StoreURI, step: int | None = None) -> FolderContent
 
 
 def _many(folder: StoreURI, entries: Sequence[FileEntry]) -> FolderContents:
-    """List the checkpoints in a folder that holds several."""
+    """Return the checkpoints in a folder that may have several."""
     steps: dict[int, list[str]] = {}
     links = links_in(folder)
     shown = {entry.name for entry in entries if entry.is_dir}
@@ -187,12 +188,12 @@ def _many(folder: StoreURI, entries: Sequence[FileEntry]) -> FolderContents:
 
 
 def link_problem(name: str, leads_to: str) -> str:
-    """Describe, in one line, a step that is a link."""
+    """Return the line about a step that is a link."""
     return f"{name}: a link to {leads_to}; adopt that folder by itself"
 
 
 def _refuse_many(folder: StoreURI, entries: Iterable[FileEntry]) -> None:
-    """Raise if a folder that is to be one checkpoint holds several."""
+    """Raise InvalidURIError if a folder for which a step was passed has several checkpoints."""
     names = [name for name in _folders(entries) if _NUMBERED.fullmatch(name)]
     many = [name for name in names if _is_checkpoint(folder / name)]
     if many:
@@ -206,7 +207,7 @@ def _refuse_many(folder: StoreURI, entries: Iterable[FileEntry]) -> None:
 
 
 def is_among_checkpoints(folder: StoreURI) -> bool:
-    """Return True if the folder lies among checkpoints or in one; Cairn must not write there."""
+    """Return True if a folder is in a checkpoint or beside one; Cairn must not write there."""
     entries = open_files(folder.parent).list()
     if {entry.name for entry in entries} & _OF_A_STEP or _is_old_step(folder.parent, entries):
         return True
@@ -216,13 +217,13 @@ def is_among_checkpoints(folder: StoreURI) -> bool:
 
 
 def plain_items(step: StoreURI) -> PlainItems:
-    """List the items of the checkpoint in the folder `step`.
+    """Return the items of the checkpoint in the folder `step`.
 
     Raises:
-        NotACheckpointError: it has neither a tree that can be read nor JSON.
-        UnsupportedFormatError: it is of the first releases, with all leaves in one file; or Cairn
-            has saved it; or it has links to folders, or out of its own.
-        CorruptionError: a tree is not described, though Orbax says that it saved one.
+        NotACheckpointError: it has neither a readable tree nor JSON.
+        UnsupportedFormatError: an early release wrote all leaves in one file; or Cairn saved it; or
+            it has links to folders, or to files outside of it.
+        CorruptionError: the metadata of a tree that Orbax saved is missing.
     """
     refuse_links(step)
     described = _described(step)
@@ -272,7 +273,7 @@ def plain_items(step: StoreURI) -> PlainItems:
 
 
 def _refuse_undescribed(step: StoreURI, others: Iterable[str], handlers: Mapping[str, str]) -> None:
-    """Raise if among what is no tree there are some that Orbax saved as trees."""
+    """Raise CorruptionError if Orbax saved some of `others` as trees, whose metadata is missing."""
     kinds = {name: handlers.get(name, "").rpartition(".")[2] for name in others}
     lost = [f"{name}/{TREE_METADATA}" for name, kind in kinds.items() if kind in _TREE_HANDLERS]
     if lost:
@@ -286,7 +287,7 @@ def _refuse_undescribed(step: StoreURI, others: Iterable[str], handlers: Mapping
 
 
 def _one(folder: StoreURI, step: int | None) -> FolderContents:
-    """Return the one checkpoint that the folder itself is."""
+    """Return the content of a folder that is itself a checkpoint."""
     if not _is_checkpoint(folder):
         raise _no_checkpoints(folder, _names(folder))
     if not _is_committed(folder):
@@ -302,7 +303,7 @@ def _is_old_step(folder: StoreURI, entries: Iterable[FileEntry]) -> bool:
     folders = _folders(entries)
     if not folder.name.isdecimal() or any(map(_NUMBERED.fullmatch, folders)):
         return False
-    # A tree that is a checkpoint itself is described as one.
+    # A tree with STEP_METADATA is a checkpoint by itself.
     return any(
         TREE_METADATA in names and STEP_METADATA not in names
         for names in (_names(folder / name) for name in folders)
@@ -310,17 +311,17 @@ def _is_old_step(folder: StoreURI, entries: Iterable[FileEntry]) -> bool:
 
 
 def _is_checkpoint(folder: StoreURI) -> bool:
-    """Return True if a folder holds a tree or items with trees. Reads names only, never files."""
+    """Return True if a folder has a tree, or items with trees. Only names are read."""
     entries = open_files(folder).list()
     if {entry.name for entry in entries} & {STEP_METADATA, TREE_METADATA, _OLD_LEAVES}:
         return True
-    # Trees with numbers for names are steps themselves, in a root of theirs.
+    # Trees whose names are numbers are steps, and `folder` is their parent.
     items = (name for name in _folders(entries) if not _NUMBERED.fullmatch(name))
     return any(_names(folder / name) & {TREE_METADATA, _OLD_LEAVES} for name in items)
 
 
 def _folders(entries: Iterable[FileEntry]) -> list[str]:
-    """Return the names of folders; skip names that no address allows: they are not Orbax's."""
+    """Return the names of folders; names that are not allowed in addresses are left out."""
     names = []
     for entry in entries:
         with contextlib.suppress(InvalidURIError):
@@ -333,17 +334,17 @@ def _names(folder: StoreURI) -> set[str]:
 
 
 def _is_committed(step: StoreURI) -> bool:
-    """Judge as Orbax does: a complete step has its final name on a disk, elsewhere a marker."""
+    """Return True if a step is committed: on a disk by its final name, in a bucket by a marker."""
     if step.scheme == "file":
         return _TEMPORARY not in step.name
     return COMMIT_FILE in _names(step)
 
 
 def _described(step: StoreURI) -> _Described:
-    """Read Orbax's metadata of a checkpoint; empty if there is none.
+    """Return Orbax's metadata of a checkpoint; it is empty if there is none.
 
     Raises:
-        UnsupportedFormatError: Cairn has saved it: what its run says of it is not here.
+        UnsupportedFormatError: Cairn saved the checkpoint, so it must be read by its run.
     """
     content = ObjectStore.open(step).read(STEP_METADATA)
     if content is None:
@@ -368,11 +369,11 @@ def _described(step: StoreURI) -> _Described:
 
 
 def _refuse_runs(folder: StoreURI) -> None:
-    """Raise if the folder is a run of Cairn's or lies in one."""
+    """Raise InvalidURIError if the folder is a run or inside one."""
     at = folder
     while at.path:
         run = None
-        with contextlib.suppress(StorageError):  # not ours to look into
+        with contextlib.suppress(StorageError):  # a parent may be unreadable
             run = ObjectStore.open(at).read(RUN_FILE)
         if run is not None:
             raise InvalidURIError(

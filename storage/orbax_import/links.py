@@ -1,4 +1,4 @@
-"""Symbolic links in somebody's folder, which no listing here follows out of it."""
+"""Symbolic links in a folder to import; links out of the folder are never followed."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _NAMED_IN_ERRORS = 5
 
 
 def links_in(folder: StoreURI) -> dict[str, str]:
-    """Return the links directly in a folder of a disk: name -> target as written."""
+    """Return the symbolic links directly in a folder: name -> target; {} for a bucket."""
     if folder.scheme != "file":
         return {}
     with os.scandir(folder.local_path) as entries:
@@ -20,12 +20,13 @@ def links_in(folder: StoreURI) -> dict[str, str]:
 
 
 def refuse_links(step: StoreURI) -> None:
-    """Raise if a checkpoint is not all in its folder, or has a part of it twice.
+    """Raise UnsupportedFormatError if a checkpoint has links that can't be imported.
 
-    Links to files of its own are fine: they are read, and copied by a fork, as files.
+    Links to files inside the checkpoint are allowed; they are read, and copied by a fork, as files.
 
     Raises:
-        UnsupportedFormatError: it has links to folders, to what lies elsewhere, or to nothing.
+        UnsupportedFormatError: it has links to folders, to targets outside of it, or to missing
+            targets.
     """
     if step.scheme != "file":
         return

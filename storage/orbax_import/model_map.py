@@ -1,4 +1,4 @@
-"""Which leaves of somebody else's tree are the leaves of a model of ours. Pure."""
+"""Map from a model's leaves to the leaves of an imported tree. No I/O."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,15 +15,18 @@ __all__ = ["Match", "ModelLeaf", "ModelMap", "match_rules"]
 Shape = tuple[int, ...]
 
 Match = Callable[[Mapping[str, str], Sequence[str]], list[str | None]]
-"""Gives what rules call each of some whole paths; None: none matches. Refuses what is no rule."""
+"""Function (rules, whole paths) -> the name that the rules give each path; None: none matches.
+
+It raises PolicyError for a rule that is no regular expression.
+"""
 
 
 class ModelLeaf(NamedTuple):
-    """Where a leaf of the model lies.
+    """Location of a model's leaf in a step.
 
     Attributes:
-        item: the item of its tree.
-        path: its path in that.
+        item: item with the tree that holds the leaf.
+        path: path of the leaf in that tree.
     """
 
     item: str
@@ -31,14 +34,16 @@ class ModelLeaf(NamedTuple):
 
 
 def match_rules(rules: Mapping[str, str], paths: Sequence[str]) -> list[str | None]:
-    """Match rules here, however long that takes: they are of who runs this.
+    """Return the name that the rules give each path; None for paths that no rule matches.
+
+    The time is not limited, so the rules must be trusted.
 
     Args:
-        rules: as `ModelMap` has them.
-        paths: whole paths.
+        rules: as in `ModelMap`.
+        paths: whole paths, "item/path".
 
     Raises:
-        PolicyError: a rule that is no regular expression.
+        PolicyError: a rule is no regular expression.
     """
     for pattern, name in rules.items():
         try:
@@ -66,19 +71,19 @@ def _name(rules: Mapping[str, str], path: str) -> str | None:
 
 @dataclass(frozen=True)
 class ModelMap:
-    """A model, and rules that say where its leaves are in a tree of others.
+    """A model, and rules that map the leaves of an imported step to its leaves.
 
     Attributes:
-        info: the model, as the manifest is to describe it.
-        shapes: of every leaf of the model, by path.
-        rules: regular expressions of whole paths, "item/path", and what the model calls such a
-            leaf, with groups as in `re.Match.expand`. The first that matches counts. Leaves that
-            none matches are not the model's.
+        info: description of the model for the manifest.
+        shapes: shape of every leaf of the model, by the model's path.
+        rules: regular expression of whole stored paths, "item/path", -> the model's path, with
+            groups as in `re.Match.expand`. The first match counts. Leaves without a match are not
+            the model's.
 
-        match: what matches them.
+        match: function that applies the rules, such as `match_rules`.
 
     Raises:
-        PolicyError: a rule that is no regular expression.
+        PolicyError: a rule is no regular expression.
     """
 
     info: ModelInfo
@@ -93,10 +98,10 @@ class ModelMap:
         """Return the stored leaf of every leaf of the model, by the model's path.
 
         Args:
-            stored: the leaves of each item, by path.
+            stored: item -> path -> description of each stored leaf.
 
         Raises:
-            TreeMismatchError: leaves are missing, unexpected, twice there, of another shape, or not
+            TreeMismatchError: leaves are missing, unexpected, ambiguous, of another shape, or not
                 floating; all are listed.
         """
         leaves_by_name: dict[str, ModelLeaf] = {}
@@ -132,7 +137,7 @@ class ModelMap:
         return leaves_by_name
 
     def names(self, leaves: Iterable[ModelLeaf]) -> dict[ModelLeaf, str | None]:
-        """Return the model's names of leaves; None: a leaf is not the model's."""
+        """Return the model's path of each leaf; None for leaves that are not the model's."""
         paths = list(leaves)
         matches = self.match(self.rules, ["/".join(leaf) for leaf in paths])
         return dict(zip(paths, matches, strict=True))

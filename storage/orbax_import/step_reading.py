@@ -1,7 +1,7 @@
-"""Read a checkpoint of plain Orbax once: every file's checksums, every chunk's digest.
+"""One pass over a checkpoint of plain Orbax: every file's checksums, every chunk's digest.
 
-Memory is bounded: a few pieces of whole chunks are held at a time, whatever the size of the step. A
-chunk is as large as whoever saved the step has made it.
+Memory holds a few pieces of whole chunks at a time, whatever the size of the step. The job that
+saved the step decided on the size of a chunk.
 """
 
 import math
@@ -43,7 +43,7 @@ MODEL_ITEM: Final = "model"
 _THREADS: Final = max(2, min(4, os.cpu_count() or 1))
 _PIECES_AT_ONCE: Final = 2 * _THREADS
 _LARGE_BYTES: Final = 64 << 20
-"""Chunks that are larger are read one at a time."""
+"""Size in bytes above which chunks are read one at a time."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,14 @@ class StepRead:
     """Records and digests from one read of a step.
 
     Attributes:
-        leaves: every leaf of every tree.
-        objects: every file of the owner's folder.
-        digests: of the chunks, by the name of the file that is to hold them.
-        keys: by item and path, the implementation of leaves that are typed PRNG keys.
-        absent: leaves of which chunks are not stored, as "item/path": they are read as zeros.
-        meta: its JSON.
-        modified_ns: when its last file was modified, if the store tells.
+        leaves: records of every leaf of every tree.
+        objects: records of every file in the owner's folder.
+        digests: digests of the chunks, by the name of the file in which they will be stored.
+        keys: PRNG implementation of leaves that are typed keys, by item and path.
+        absent: leaves with absent chunks, which read as zeros, as "item/path".
+        meta: content of the step's JSON items.
+        modified_ns: latest modification of a file, in nanoseconds since the epoch; None if the
+            store does not return it.
     """
 
     leaves: tuple[LeafRecord, ...]
@@ -70,16 +71,16 @@ class StepRead:
 
 
 def read_step(step: StoreURI, plain: PlainStep) -> StepRead:
-    """Read a step, every file and every array.
+    """Read every file and every array of a step; return records and digests.
 
     Args:
-        step: its folder.
-        plain: what it is made of.
+        step: folder of the step.
+        plain: layout of the step.
 
     Raises:
-        StepNotFoundError: its owner has removed it meanwhile.
-        CorruptionError: it is damaged, or was changed while it was read.
-        UnsupportedFormatError: two leaves are one array, or there are too many, or of files.
+        StepNotFoundError: the owner has removed the step meanwhile.
+        CorruptionError: the step is damaged, or was changed while it was read.
+        UnsupportedFormatError: two leaves share an array, or there are too many leaves or files.
         StoreUnavailableError: the store gives no answer.
     """
     files = open_files(step)
@@ -134,15 +135,15 @@ def read_step(step: StoreURI, plain: PlainStep) -> StepRead:
 
 
 def with_model(step: StoreURI, plain: PlainStep, model: ModelMap) -> PlainStep:
-    """Return the step's layout with the model's leaves as an item of their own.
+    """Return the step's layout with an additional item that has the model's leaves.
 
     Args:
-        step: its folder.
-        plain: how it lies without.
-        model: which leaves these are.
+        step: folder of the step.
+        plain: layout without that item.
+        model: map of the model's leaves.
 
     Raises:
-        TreeMismatchError: the step does not have them; all that is amiss is listed.
+        TreeMismatchError: the step's leaves do not fit the model; all mismatches are listed.
         StoreUnavailableError: the store gives no answer.
     """
     reader = CheckpointReader.of_plain(step, plain)
@@ -181,16 +182,18 @@ def with_model(step: StoreURI, plain: PlainStep, model: ModelMap) -> PlainStep:
 
 
 def is_as_mapped(step: StoreURI, plain: PlainStep, adopted: PlainStep, model: ModelMap) -> bool:
-    """Return True if an adopted step has the model's leaves where the rules say; reads no values.
+    """Return True if an imported step still has the model's leaves where the rules map them.
+
+    No values are read.
 
     Args:
-        step: its folder.
-        plain: how it lies, without a model.
-        adopted: how it was adopted.
-        model: the rules.
+        step: folder of the step.
+        plain: its present layout, without the model.
+        adopted: its layout when it was imported.
+        model: map of the model's leaves.
 
     Raises:
-        CorruptionError: what Orbax says of a tree can't be read.
+        CorruptionError: Orbax's metadata of a tree can't be read.
         StoreUnavailableError: the store gives no answer.
     """
     reader = CheckpointReader.of_plain(step, plain)
@@ -205,12 +208,12 @@ def is_as_mapped(step: StoreURI, plain: PlainStep, adopted: PlainStep, model: Mo
 
 
 def _owners(files: Files) -> list[FileEntry]:
-    """List all files except digests that a fork of an adopted step has brought."""
+    """Return all files of the owner; digests that a fork of an imported step added are left out."""
     return [entry for entry in files.walk() if not is_kept(entry.name)]
 
 
 def _refuse_shared(arrays: ItemArrays) -> None:
-    """Raise if leaves have one array: of their values Orbax has kept one."""
+    """Raise UnsupportedFormatError if leaves share an array: Orbax kept the values of only one."""
     names = arrays.tree.arrays
     counts = Counter(names.values())
     shared = sorted(path for path, name in names.items() if counts[name] > 1)
@@ -225,7 +228,7 @@ def _refuse_shared(arrays: ItemArrays) -> None:
 
 
 def _checksums(step: StoreURI, listed: list[FileEntry]) -> tuple[ObjectRecord, ...]:
-    """Record each file. Do not read files of values here if the store returns their checksum."""
+    """Return a record of each file; data files are not read if the store returns checksums."""
     largest_first = sorted(listed, key=lambda entry: (-entry.size, entry.name))
     to_read = [
         entry.name
@@ -237,7 +240,7 @@ def _checksums(step: StoreURI, listed: list[FileEntry]) -> tuple[ObjectRecord, .
     for entry in listed:
         checksum = read.get(entry.name)
         crc32c = (checksum and checksum.crc32c) or entry.crc32c
-        assert crc32c is not None  # the store or a read has said it
+        assert crc32c is not None  # from the store or a read
         records.append(
             ObjectRecord(
                 name=entry.name,
@@ -251,12 +254,12 @@ def _checksums(step: StoreURI, listed: list[FileEntry]) -> tuple[ObjectRecord, .
 
 
 class _Leaf(NamedTuple):
-    """A leaf being read.
+    """Leaf that is being read.
 
     Attributes:
-        info: what is known of it.
-        digests: of its chunks, by their place in the grid of chunks.
-        boxes: the parts of it that are read at a time.
+        info: description of the leaf.
+        digests: digests of its chunks, by their index in the grid of chunks.
+        boxes: the boxes that are read one at a time.
     """
 
     info: LeafInfo
@@ -265,12 +268,12 @@ class _Leaf(NamedTuple):
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a whole chunk."""
+        """Size of a whole chunk in bytes."""
         return math.prod(self.info.chunks or ()) * self.info.dtype.itemsize
 
 
 def _key_kinds(step: StoreURI, folder: str, arrays: ItemArrays) -> dict[str, str]:
-    """Return the implementation of each leaf that is a typed PRNG key, by path."""
+    """Return the PRNG implementation of each leaf that is a typed key, by path."""
     files = open_files(step)
     inside = f"{folder}/{ARRAY_METADATA}" if folder else ARRAY_METADATA
     names = [f"{inside}/{entry.name}" for entry in files.list(inside) if not entry.is_dir]
@@ -284,7 +287,7 @@ def _key_kinds(step: StoreURI, folder: str, arrays: ItemArrays) -> dict[str, str
 def _leaves(
     item: str, arrays: ItemArrays, kinds: Mapping[str, str]
 ) -> tuple[list[LeafRecord], dict[str, list[DigestedBox]]]:
-    """Record the leaves of a tree, and the digests of their chunks by path."""
+    """Return records of a tree's leaves, and the digests of their chunks by path."""
     infos = arrays.infos()
     stored = [
         _leaf(leaf_info)
@@ -313,7 +316,7 @@ def _leaves(
             LeafRecord(
                 item=item,
                 path=path,
-                shape=info.shape if kind is None else info.shape[:-1],  # without its words
+                shape=info.shape if kind is None else info.shape[:-1],  # without the words' axis
                 dtype=info.dtype.name if kind is None else f"key<{kind}>",
                 chunks=None if filled is None else info.chunks,
                 digest=None if filled is None else digest_text(total(filled.digests)),
@@ -336,7 +339,7 @@ def _leaf(info: LeafInfo) -> _Leaf:
 
 
 def _digest(arrays: ItemArrays, leaf: _Leaf, box: Box) -> None:
-    """Read a part of whole chunks, and keep their digests."""
+    """Read a box of whole chunks, and store their digests in `leaf`."""
     chunks = leaf.info.chunks or ()
     reads: Any = arrays.array(leaf.info.path)[box]
     values = arrays.wait(reads.read(order="C"), leaf.info.path)

@@ -1,4 +1,4 @@
-"""NumPy-style indices made explicit for an array of a known shape. Pure."""
+"""NumPy-style indices, checked and made explicit for an array's shape. No I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def explicit_index(index: Index, shape: Sequence[int], *, path: object) -> tuple
     """Return one non-negative integer, or slice with bounds inside the array, per axis of `shape`.
 
     Raises:
-        InvalidSliceError: too many parts, a position outside, or a step that is not positive.
+        InvalidSliceError: the index has too many parts, a position outside, or a step below 1.
     """
     parts = index if isinstance(index, tuple) else (index,)
     rank = len(shape)
@@ -30,7 +30,7 @@ def explicit_index(index: Index, shape: Sequence[int], *, path: object) -> tuple
         parts = (*parts[:at], *(slice(None),) * (rank - len(parts) + 1), *parts[at + 1 :])
     parts = (*parts, *(slice(None),) * (rank - len(parts)))
     where: list[int | slice] = []
-    # A part that does not fit is left out, so that the length tells below that the index is wrong.
+    # A part that does not fit is left out; the check of the length below then raises.
     for part, size in zip(parts, shape, strict=False):
         if isinstance(part, slice) and (part.step is None or part.step > 0):
             start, stop, step = part.indices(size)
@@ -69,10 +69,12 @@ def selected_box(index: Index, shape: Sequence[int], *, path: object) -> Box:
 
 
 def permutation(transpose: bool | Sequence[int], rank: int, *, path: object) -> tuple[int, ...]:
-    """Return the axes in the order of the result, as `np.transpose` takes them; True reverses all.
+    """Return the axes in the order of the result, for `np.transpose`.
+
+    `transpose` is True for the reversed order, False for no change, or the order itself.
 
     Raises:
-        InvalidSliceError: not a permutation of the axes.
+        InvalidSliceError: `transpose` is no permutation of the axes.
     """
     identity = tuple(range(rank))
     if isinstance(transpose, bool):

@@ -32,11 +32,11 @@ __all__ = ["BlockPlan", "in_flight_bytes", "stream_blocks", "stream_pieces"]
 _PIECES_AHEAD = 2
 
 _AHEAD_BYTES = 128 << 20
-"""Most bytes of pieces read ahead; pieces of plain Orbax are as large as its chunks."""
+"""Most bytes of pieces that are read ahead; a piece has at least one chunk."""
 
 
 def _pieces_ahead(chunk_bytes: int) -> int:
-    """Return how many pieces are read ahead of the one in use."""
+    """Return the number of pieces that are read ahead of the one in use."""
     return min(_PIECES_AHEAD, _AHEAD_BYTES // max(READ_BYTES, chunk_bytes))
 
 
@@ -70,7 +70,7 @@ class BlockPlan:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Array's axes with the cutting axis first: the order in which blocks are made."""
+        """The array's axes in the order in which blocks are made: the cutting axis first."""
         if not self.axes:
             return ()
         return (self.axes[self.axis], *self.axes[: self.axis], *self.axes[self.axis + 1 :])
@@ -81,7 +81,7 @@ class BlockPlan:
         return self.order == tuple(range(len(self.window)))
 
     def bands(self) -> Iterator[Box]:
-        """Yield the boxes to read, in stored coordinates; one of them is in memory at a time."""
+        """Yield the boxes to read (bands), in stored coordinates; memory holds one at a time."""
         order = self.order
         cut = read_boxes(
             [self.window[i].stop - self.window[i].start for i in order],
@@ -95,9 +95,9 @@ class BlockPlan:
             yield tuple(_shifted(by_axis[i], self.window[i].start) for i in range(len(self.window)))
 
     def pieces(self, band: Box) -> Iterator[Box]:
-        """Cut a band into boxes of whole chunks to read one after another, in stored coordinates.
+        """Yield boxes of whole chunks that make up a band, in stored coordinates and reading order.
 
-        A band that is a block as stored is one piece, and needs no copy.
+        A band that is stored as one block is a single piece, which needs no copy.
         """
         shape = [part.stop - part.start for part in band]
         fits = math.prod(shape) * self.itemsize <= self.max_bytes

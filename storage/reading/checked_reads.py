@@ -1,6 +1,6 @@
 """Reads of a stored array that compare the digest of each chunk they touch.
 
-Chunks are read whole, and no part of a chunk is returned before its digest was compared.
+Chunks are read whole; no part of a chunk is returned before its digest was compared.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ class CheckedReads:
 
         Args:
             array: the stored array.
-            shape: its shape.
+            shape: shape of the array.
             chunks: shape of a chunk, no size 0.
             itemsize: bytes per element.
-            check: raises unless the chunk of this index in the grid of chunks has this digest.
+            check: called with a chunk's index in the grid of chunks and its digest; raises if the
+                digest is not the saved one.
         """
         self.array, self.shape, self.chunks = array, tuple(shape), tuple(chunks)
         self.limit = READ_BYTES // itemsize
         self._check = check
 
     def __getitem__(self, index: Index) -> _CheckedRead:
-        """Select a part to read: one non-negative integer, or slice with bounds, per axis."""
+        """Return a part to read; `index` has a non-negative integer or bounded slice per axis."""
         return _CheckedRead(self, index)
 
     def rounded(self, box: Box) -> Box:
-        """Grow the box to whole chunks."""
+        """Return the box grown to whole chunks."""
         return tuple(
             slice(part.start // chunk * chunk, min(size, -(-part.stop // chunk) * chunk))
             for part, chunk, size in zip(box, self.chunks, self.shape, strict=True)
@@ -90,7 +91,7 @@ class _CheckedRead:
         self._ahead: deque[tuple[Box, Any]] = deque()
 
     def read(self, order: str = "C") -> _CheckedRead:
-        """Start to read; the result is in C order."""
+        """Start the read, and return this part; the result is in C order."""
         for piece in itertools.islice(self._todo, _PIECES_AHEAD):
             self._start(piece)
         return self
@@ -127,7 +128,7 @@ class _CheckedRead:
 
 
 def _shared(requested: range, cut: slice) -> tuple[slice, slice] | None:
-    """Return the common part, as (slice of the cut, slice of the wanted); None if empty."""
+    """Return the common positions as (slice within `cut`, within `requested`); None if empty."""
     first = max(0, -(-(cut.start - requested.start) // requested.step))
     stop = min(len(requested), -(-(cut.stop - requested.start) // requested.step))
     if first >= stop:

@@ -1,4 +1,4 @@
-"""Entries of an item's OCDBT database, read from its root through the whole tree."""
+"""Reader of all entries of an item's OCDBT database, from its root through the whole tree."""
 
 from typing import Any
 
@@ -15,11 +15,11 @@ __all__ = ["database_entries"]
 
 
 def database_entries(item: StoreURI) -> dict[str, ValueRef | bytes]:
-    """Return the values of an item's database, or where they lie, by key.
+    """Return the small values of an item's database, and the locations of the others, by key.
 
     Raises:
-        ConfinementError: a link in its folder leads out of the root that it is confined to.
-        ValueError: there is none, or it is damaged, as TensorStore says it.
+        ConfinementError: a link in the folder leads out of the allowed root.
+        ValueError: there is no database, or it is damaged; the text is TensorStore's.
         StoreUnavailableError: the store gives no answer.
     """
     progress = Progress()

@@ -25,10 +25,10 @@ class DirectReads:
     """Stored array whose contiguous parts are read from its files, indexed as the array is.
 
     Args:
-        checked: the same array; it reads all other parts.
+        checked: the same array with other reads, for parts that are not contiguous.
         local: the item's files.
-        cut: how the array lies in them.
-        pool: reads run in its threads.
+        cut: stored layout of the array.
+        pool: threads in which reads run.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class DirectReads:
         self._pool = pool
 
     def __getitem__(self, index: Index) -> Any:
-        """Select a part to read: one non-negative integer, or slice with bounds, per axis."""
+        """Return a part to read; `index` has a non-negative integer or bounded slice per axis."""
         parts = [part for part in index if isinstance(part, slice) and part.step in (None, 1)]
         shape = [part.stop - part.start for part in parts]
         # Positions, steps, scalars and empty parts are left to the checked reads.
@@ -49,7 +49,7 @@ class DirectReads:
         return _DirectRead(self, [part.start for part in parts], shape)
 
     def read(self, origin: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-        """Read a part, checked.
+        """Return a part of the array, read and checked.
 
         Raises:
             CorruptionError: stored data is missing or damaged.
@@ -61,7 +61,7 @@ class DirectReads:
         return values
 
     def ask(self, box: Box) -> None:
-        """Have the disk read a part ahead. Errors are left to the read of the part."""
+        """Have the disk read a part ahead. Errors are ignored; the read of the part raises them."""
         origin = tuple(part.start for part in box)
         # A region needs an array of the part's shape. Nothing is read into it, so this one takes no
         # memory.
@@ -73,7 +73,7 @@ class DirectReads:
                 self._local.ask(self._cut, start, region)
 
     def submit(self, origin: Sequence[int], shape: Sequence[int]) -> Future[np.ndarray]:
-        """Run `read` in another thread."""
+        """Run `read` in another thread, and return its future."""
         return self._pool.submit(self.read, origin, shape)
 
 
@@ -84,5 +84,5 @@ class _DirectRead:
         self._reads, self._origin, self._shape = reads, origin, shape
 
     def read(self, order: str = "C") -> Future[np.ndarray]:
-        """Start to read; the result is in C order."""
+        """Start the read, and return its future; the result is in C order."""
         return self._reads.submit(self._origin, self._shape)

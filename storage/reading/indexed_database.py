@@ -1,7 +1,7 @@
 """OCDBT database for TensorStore with one leaf, built from the step's index.
 
-Values are read from the store; the tree that leads to them is built in memory. So nothing but
-values is read of what Orbax wrote, and every place comes from the index.
+Values are read from the store; the tree that leads to them is built in memory. So only values are
+read from Orbax's files, and the index alone says where they are.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from cairn.storage.runs.records.step_index import ItemPlaces
 __all__ = ["MEMORY", "indexed_database", "leaf_entries"]
 
 MEMORY: Final = "memory_key_value_store"
-"""Resource that the TensorStore context must have of its own: it keeps the databases built here."""
+"""Resource that the TensorStore context must not share: it holds the databases built here."""
 
 # Each database gets a folder of its own in the context's memory, since many threads open leaves.
 _numbers: Final = itertools.count()
@@ -34,14 +34,14 @@ def indexed_database(
     places: ItemPlaces,
     context: ts.Context,
 ) -> dict[str, Any]:
-    """Build the database and return the spec of its base, for TensorStore's OCDBT driver.
+    """Return the spec of a new database's base folder, for TensorStore's OCDBT driver.
 
     Args:
         values: spec of the item's folder.
         name: the array's name.
-        record: its leaf, of which something is stored.
-        form: the form in which it is stored, if not as it is.
-        places: where the item's values lie.
+        record: record of the leaf, which must have elements.
+        form: stored form of the leaf; None: it is stored as it is.
+        places: locations of the item's values.
         context: TensorStore context that has `MEMORY`.
     """
     entries = leaf_entries(name, record, form, places)
@@ -67,13 +67,13 @@ def indexed_database(
 def leaf_entries(
     name: str, record: LeafRecord, form: StoredForm | None, places: ItemPlaces
 ) -> dict[bytes, bytes | ValueRef]:
-    """Return a database's entries for one array: its description, and where its shards lie.
+    """Return a database's entries for one array: its description, and locations of its shards.
 
     Args:
         name: the array's name.
-        record: its leaf, of which something is stored.
-        form: the form in which it is stored, if not as it is.
-        places: where the item's values lie.
+        record: record of the leaf, which must have elements.
+        form: stored form of the leaf; None: it is stored as it is.
+        places: locations of the item's values.
     """
     assert record.shards is not None
     assert record.chunks is not None

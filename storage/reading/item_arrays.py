@@ -44,14 +44,14 @@ from cairn.storage.store.uri import StoreURI
 __all__ = ["NEXT_STEP", "NODE_POOL", "ItemArrays", "LeafInfo"]
 
 NODE_POOL = "cache_pool#nodes"
-"""Cache of the nodes of OCDBT trees; decoded chunks are not cached at all."""
+"""Name of the cache for nodes of OCDBT trees; decoded chunks are not cached."""
 
 NEXT_STEP = "Restore the step's files, or use another step."
 MOST_LEAF_CHUNKS = 4 << 20
-"""Most chunks of a leaf for TensorStore, which plans each of them: 4 TiB at 1 MiB each."""
+"""Most chunks of a leaf for TensorStore, which plans every chunk: 4 TiB in chunks of 1 MiB."""
 
 MEMORY_OF_A_CHUNK = 4
-"""Divisor of this machine's memory that gives the largest chunk for TensorStore.
+"""TensorStore may decode chunks of at most this machine's memory divided by this number.
 
 A chunk is in memory twice while it is decoded, and running out of memory ends the process.
 """
@@ -72,10 +72,10 @@ class DigestSource(Protocol):
 
 @dataclass(frozen=True)
 class LeafInfo:
-    """Description of a leaf, known without reading it.
+    """Description of a leaf, without its values.
 
     Attributes:
-        path: the keys joined by `path_of`.
+        path: the leaf's keys, joined by `path_of`.
         shape: global shape; () for a scalar.
         dtype: dtype of the values read; for typed PRNG keys that is uint32, their words.
         chunks: shape of the smallest part that can be decoded; None if nothing is stored (a leaf
@@ -89,7 +89,7 @@ class LeafInfo:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole leaf as it is read."""
+        """Size in bytes of the whole leaf in memory."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -106,13 +106,13 @@ class ItemArrays:
         digests: Callable[[], DigestSource] | None = None,
         places: ItemPlaces | None = None,
     ) -> None:
-        """Create it; see `CheckpointReader`.
+        """Create the item's arrays without opening them; `CheckpointReader` calls this.
 
         Args:
             uri: the item's folder.
             tree: Orbax's description of the item.
-            forms: the leaves that are stored in another form, by path.
-            records: the manifest's leaves of the item, by path; None without a manifest.
+            forms: stored forms of leaves that are not stored as they are, by path.
+            records: the manifest's records of the item's leaves, by path; None without a manifest.
             context: TensorStore context that has `NODE_POOL`.
             digests: returns the digests of the item's chunks; called once, when the first leaf is
                 read. None if there are none. With digests, the manifest's leaves are checked by
@@ -139,11 +139,11 @@ class ItemArrays:
         self._paths = dict.fromkeys(sorted(described))
 
     def where(self, path: str = "") -> str:
-        """Return how errors name a leaf of this item."""
+        """Return the name of a leaf of this item for errors."""
         return f"{self._shown}: {path}" if path else self._shown
 
     def infos(self) -> dict[str, LeafInfo]:
-        """Return all leaves; those that the manifest fully describes are not opened.
+        """Return the descriptions of all leaves, by path; only leaves are opened that need it.
 
         Raises:
             CorruptionError: a leaf's description is damaged, or is not the manifest's.
@@ -154,7 +154,7 @@ class ItemArrays:
         return {path: info or self.info(path) for path, info in leaf_infos.items()}
 
     def info(self, path: str) -> LeafInfo:
-        """Return the description of one leaf, as it is stored.
+        """Return the description of one leaf, read from its stored array.
 
         Raises:
             LeafNotFoundError: the item has no such leaf.
@@ -180,8 +180,8 @@ class ItemArrays:
         If the item has digests, reads are compared with them first.
 
         Raises:
-            CorruptionError: it is not there, its description is damaged, it has too many chunks, or
-                it lacks digests.
+            CorruptionError: the array is missing, its description is damaged, or it has too many
+                chunks or lacks digests.
             UnsupportedFormatError: its chunks are too large for this machine's memory.
             StoreUnavailableError: the store gives no answer.
         """
@@ -238,7 +238,7 @@ class ItemArrays:
         return ThreadPoolExecutor(_LOCAL_THREADS, "cairn-reads")
 
     def prefetch(self, paths: Iterable[str]) -> None:
-        """Read where these leaves lie in few requests, before they are read.
+        """Read the locations of these leaves from the index, in few requests.
 
         Raises:
             CorruptionError: the step's index is not what was written.
@@ -270,7 +270,7 @@ class ItemArrays:
         """Return True if every chunk of a leaf is stored; chunks that are not stored read as zeros.
 
         Raises:
-            CorruptionError: its description is damaged.
+            CorruptionError: the leaf's description is damaged.
             StoreUnavailableError: the store gives no answer.
         """
         statistics = self._opened(path).storage_statistics(query_fully_stored=True)
@@ -279,7 +279,7 @@ class ItemArrays:
         )
 
     def form(self, path: str) -> StoredForm | None:
-        """Return the form in which a leaf is stored, if it is not stored as it is."""
+        """Return the stored form of a leaf; None if it is stored as it is."""
         return self._forms.get(path)
 
     def stored_cut(self, path: str) -> StoredCut | None:
@@ -312,7 +312,7 @@ class ItemArrays:
         )
 
     def read_box(self, info: LeafInfo) -> tuple[int, ...]:
-        """Return the shape of what to read of a leaf at a time: an outer shard, or whole chunks."""
+        """Return the shape of the boxes in which to read a leaf: a shard, or whole chunks."""
         record = self._records.get(info.path) if self._records is not None else None
         if record is not None and record.shards is not None:
             return record.shards
@@ -335,7 +335,7 @@ class ItemArrays:
                 return stored
 
     def _digests_of(self, record: LeafRecord, shape: tuple[int, ...]) -> DigestSource:
-        """Return the item's digests, after checking that those of the leaf are complete."""
+        """Return the item's digests; raise CorruptionError if the leaf's are not complete."""
         if self._loaded is None:
             self._loaded = self._digests() if self._digests else ChunkDigests()
         path, chunks = record.path, record.chunks or ()
@@ -374,7 +374,7 @@ class ItemArrays:
         )
 
     def _told(self, path: str) -> LeafInfo | None:
-        """Describe a leaf by metadata alone; return None if it must be opened."""
+        """Return a leaf's description from metadata alone; None if the leaf must be opened."""
         record = self._records.get(path) if self._records is not None else None
         form = self._forms.get(path)
         # The words of a typed PRNG key are an axis that the manifest's shape lacks: it must be
@@ -385,7 +385,7 @@ class ItemArrays:
         return LeafInfo(path, record.shape, dtype_named(record.dtype), record.chunks)
 
     def _empty(self, path: str) -> LeafInfo | None:
-        """Describe a leaf without elements, which is not stored; return None for all others."""
+        """Return the description of a leaf without elements (not stored); None for others."""
         form = self._forms.get(path)
         if form is None or form.kind != "empty":
             return None
@@ -404,7 +404,7 @@ class ItemArrays:
         return LeafInfo(path, shape, dtype, grid)
 
     def _check(self, info: LeafInfo) -> None:
-        """Raise if a leaf as stored is not the manifest's."""
+        """Raise CorruptionError if the stored leaf's shape or dtype is not the manifest's."""
         record = self._records.get(info.path) if self._records is not None else None
         form = self._forms.get(info.path)
         is_key = form is not None and form.kind == "key"

@@ -1,4 +1,4 @@
-"""Parallel filling of parts of leaves from a stored item, each stored byte read once."""
+"""Parallel reads of parts of a stored item's leaves; each stored byte is read once."""
 
 import operator
 import os
@@ -18,18 +18,18 @@ __all__ = ["HOST_BYTES", "MOST_LOCAL_THREADS", "REMOTE_THREADS", "LeafReads", "W
 
 MOST_LOCAL_THREADS = 16
 _LOCAL_THREADS = max(4, min(MOST_LOCAL_THREADS, os.cpu_count() or 2))
-"""Threads for a local disk, which read as many parts at once if they bypass the page cache."""
+"""Number of threads for a local disk: as many parts are read at once past the page cache."""
 REMOTE_THREADS = 8
-"""Threads for an object store.
+"""Number of threads for an object store.
 
-Each holds its part of an outer shard: at most 64 MiB unless plain Orbax wrote it.
+Each thread holds a part of an outer shard: at most 64 MiB unless plain Orbax wrote it.
 """
 
 HOST_BYTES = 1 << 29
-"""Bytes of the window on the host through which leaves pass to devices other than CPUs."""
+"""Most bytes of leaves on the host on their way to devices other than CPUs."""
 
 _SMALL_BYTES = 64 << 10
-"""Size up to which a chunk costs more to schedule than to read."""
+"""Size in bytes up to which a chunk costs more to schedule than to read."""
 
 
 class LeafReads:
@@ -40,7 +40,7 @@ class LeafReads:
     """
 
     def __init__(self, arrays: ItemArrays) -> None:
-        """Create it for the item's arrays."""
+        """Create the reads of an item's arrays."""
         self._arrays = arrays
         self._local = LocalShards(arrays.uri) if arrays.uri.scheme == "file" else None
         self._ranges = None if self._local else RangeReads(arrays.uri)
@@ -54,17 +54,17 @@ class LeafReads:
             self._ranges.close()
 
     def pieces(self, info: LeafInfo, regions: Sequence[BoxBuffer]) -> list[Piece] | None:
-        """Return the pieces to read to fill the regions, for uncompressed values in a bucket.
+        """Return the pieces whose reads fill the regions, for uncompressed values in a bucket.
 
         Pass the pieces of many leaves to `start` together, so that neighbours are read in one
-        request. If this returns None, use `tasks`.
+        request. Returns None for other leaves, for which to use `tasks`.
 
         Args:
             info: the leaf.
-            regions: parts of it, of its dtype.
+            regions: parts of the leaf, of its dtype.
 
         Raises:
-            CorruptionError: the step's index does not say where they lie.
+            CorruptionError: the step's index lacks their locations.
         """
         cut = None if self._ranges is None else self._arrays.stored_cut(info.path)
         if cut is None or cut.place is None:
@@ -90,7 +90,7 @@ class LeafReads:
 
         Args:
             info: the leaf.
-            regions: parts of it, of its dtype.
+            regions: parts of the leaf, of its dtype.
         """
         cut = self._arrays.stored_cut(info.path)
         if self._local is not None and cut is not None:
@@ -102,14 +102,14 @@ class LeafReads:
             yield self._task(info, origin, box, touching)
 
     def whole_chunks(self, info: LeafInfo, regions: Sequence[BoxBuffer]) -> list[WholeChunk] | None:
-        """Return the chunks to read to fill the regions, if each is a small chunk on a disk.
+        """Return the chunks whose reads fill the regions, if each is a small chunk on a disk.
 
-        Pass those of many leaves to `read_whole` together: one by one they cost more to schedule
-        than to read. If this returns None, use `tasks`.
+        Pass the chunks of many leaves to `read_whole` together: one by one they cost more to
+        schedule than to read. Returns None for other leaves, for which to use `tasks`.
 
         Args:
             info: the leaf.
-            regions: parts of it, of its dtype.
+            regions: parts of the leaf, of its dtype.
         """
         if self._local is None or info.nbytes > _SMALL_BYTES * len(regions):
             return None
@@ -148,7 +148,7 @@ class LeafReads:
                 for region in regions
                 if (common := overlap(origin, shape, region.origin, region.values.shape))
             ]
-            # Read only the smallest box that holds all wanted parts of the shard.
+            # Read only the bounding box of the regions within the shard.
             low = [
                 min(overlapping.first[axis].start for overlapping in shared)
                 for axis in range(len(shape))

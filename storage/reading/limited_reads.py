@@ -1,4 +1,4 @@
-"""TensorStore arrays whose reads time out instead of waiting for ever."""
+"""TensorStore arrays whose reads time out instead of waiting without limit."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ class LimitedReads:
     """TensorStore array whose reads have a time limit, indexed as the array is."""
 
     def __init__(self, array: Any, progress: Progress, path: object) -> None:
-        """Wrap an array.
+        """Wrap a TensorStore array.
 
         Args:
-            array: open for reading.
-            progress: shared by all reads that are made together.
-            path: what is read, for listeners to requests.
+            array: the array, open for reading.
+            progress: progress that all reads share which are made together.
+            path: the leaf's address, for listeners to requests.
         """
         self._array, self._progress, self._path = array, progress, path
 
     def __getitem__(self, index: Any) -> LimitedReads:
-        """Select a part to read."""
+        """Return a part of the array, to be read."""
         return LimitedReads(self._array[index], self._progress, self._path)
 
     def read(self, order: str = "C") -> LimitedRead:
-        """Start to read."""
+        """Start the read, and return the operation."""
         return LimitedRead(self._array.read(order=order), self._progress, self._path)
 
 
@@ -40,11 +40,11 @@ class LimitedRead:
         self._future, self._progress, self._path = future, progress, path
 
     def result(self) -> Any:
-        """Wait for the result.
+        """Wait for the operation, and return its result.
 
         Raises:
             TimeoutError: nothing was read for too long.
-            ValueError, OSError: as TensorStore raises them.
+            ValueError, OSError: TensorStore's own errors.
         """
         with timed_request("read", self._path):
             return wait_for(self._future, self._progress)

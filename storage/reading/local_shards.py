@@ -1,8 +1,8 @@
 """Reads of shards on a local disk directly into their destination, each byte checked.
 
-A chunk that goes to one piece of memory is not copied. Chunks are checked against their crc32c and
-their digest, the index of a shard against the one that such a shard must have. Other arrays (in
-object stores, or of plain Orbax) are read by TensorStore. See ADR 0011.
+A chunk whose destination is contiguous memory is not copied. Chunks are compared with their crc32c
+and their digest, and a shard's index with the index that such a shard must have. TensorStore reads
+other arrays (in object stores, or of plain Orbax). See ADR 0011.
 """
 
 import itertools
@@ -46,29 +46,29 @@ __all__ = [
     "ensure_saved",
 ]
 
-# Of one preadv, two for each chunk; Linux takes at most 1024 (IOV_MAX).
+# Buffers of one preadv, two for each chunk; Linux takes at most 1024 (IOV_MAX).
 _BUFFERS_AT_ONCE: Final = 512
 
 RUN_BYTES: Final = 4 << 20
 """Most bytes of small chunks that are read in one call."""
 
 _GAP_BYTES: Final = 64 << 10
-"""Largest gap between chunks that is read along: it costs less than another call."""
+"""Largest gap in bytes between chunks that is read too: it costs less than another call."""
 
 _NEXT_STEP: Final = "Restore the step's files, or use another step."
 
 
 class StoredCut(NamedTuple):
-    """Array as it is stored.
+    """Stored layout of an array, and how to check it.
 
     Attributes:
-        name: Orbax's name of it.
-        dtype: dtype in which it is stored.
+        name: Orbax's name of the array.
+        dtype: stored dtype.
         cut: outer shards and inner chunks.
-        expected: returns the digest of the chunk with that index in the array's grid.
-        where: how errors name the leaf.
-        place: returns where the shard with that index lies; None if the item's database has to be
-            asked.
+        expected: returns a chunk's digest, by its index in the array's grid of chunks.
+        where: name of the leaf for errors.
+        place: returns a shard's location, by its index in the grid of shards; None: locations must
+            be read from the item's database.
     """
 
     name: str
@@ -80,7 +80,7 @@ class StoredCut(NamedTuple):
 
 
 class WholeChunk(NamedTuple):
-    """Shard that is one chunk, and goes to one piece of memory.
+    """Shard that is one chunk, and whose destination is contiguous memory.
 
     Attributes:
         array: the array.
@@ -92,7 +92,7 @@ class WholeChunk(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Chunk to read: its place, its regions, and the memory that it is read into."""
+    """Chunk to read: its origin, the regions that it fills, and the memory that it is read into."""
 
     origin: Index
     regions: list[BoxBuffer]
@@ -105,18 +105,18 @@ class LocalShards:
     """Arrays of one item on a local disk. Safe for use by many threads."""
 
     def __init__(self, item: StoreURI) -> None:
-        """Create it for the item in the folder `item`."""
+        """Create the reads of the item in the folder `item`."""
         self._item = item
         self._index: dict[str, ValueRef] | None = None
         self._lock = threading.Lock()
 
     def read(self, array: StoredCut, origin: Index, regions: Sequence[BoxBuffer]) -> None:
-        """Fill the regions' parts of an outer shard.
+        """Fill the parts of the regions that lie in one outer shard.
 
         Args:
             array: the array.
             origin: index of the shard's first element.
-            regions: of the array's stored dtype, each with a part in the shard.
+            regions: regions of the array's stored dtype; each has a part in the shard.
 
         Raises:
             CorruptionError: stored bytes are missing, or are not what was saved.
@@ -128,7 +128,7 @@ class LocalShards:
             for run in _runs(self._chunks(array, origin, regions)):
                 number = run[0][0]
                 self._read_run(array, file, ref.offset + number * (data + CRC_BYTES), run)
-            # Chunks are found without the index, by their size. It is compared because other
+            # The index is not needed to find chunks of equal size. It is compared because other
             # readers use it.
             expected = shard_index(*array.cut, array.dtype.itemsize)
             at = ref.offset + ref.length - len(expected)
@@ -157,12 +157,12 @@ class LocalShards:
                         _take(whole, stored[at : at + ref.length], ref.length)
 
     def ask(self, array: StoredCut, origin: Index, region: BoxBuffer) -> None:
-        """Have the disk read ahead what a region shares with an outer shard.
+        """Have the disk read ahead the part of a region that lies in an outer shard.
 
         Args:
             array: the array.
             origin: index of the shard's first element.
-            region: with a part in the shard; its values are not touched.
+            region: a region with a part in the shard; its values are not changed.
 
         Raises:
             CorruptionError: the shard or its file does not exist.
@@ -230,7 +230,7 @@ class LocalShards:
         return checked_place(array, origin, array.place or partial(self._stored, array))
 
     def _stored(self, array: StoredCut, cell: Index) -> ValueRef | None:
-        """Return where a shard lies according to the item's database."""
+        """Return a shard's location according to the item's database; None if it has none."""
         with self._lock:
             if self._index is None:
                 self._index = self._read_index()
@@ -251,7 +251,7 @@ class LocalShards:
 
     @contextmanager
     def _opened(self, name: str, array: StoredCut) -> Iterator[int]:
-        """Open a data file. None stays open: an item may have more than a process may open."""
+        """Open a data file for a while; an item may have more files than a process may open."""
         try:
             file = open_below(self._item, name)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
@@ -273,12 +273,12 @@ class LocalShards:
 def checked_place(
     array: StoredCut, origin: Index, place: Callable[[Index], ValueRef | None]
 ) -> ValueRef:
-    """Return where a shard lies.
+    """Return a shard's location.
 
     Args:
         array: the array of the shard.
         origin: index of the shard's first element.
-        place: as `StoredCut.place`.
+        place: as in `StoredCut`.
 
     Raises:
         CorruptionError: the shard does not exist, or has the wrong size.
@@ -293,16 +293,16 @@ def checked_place(
 
 
 def ensure_saved(array: StoredCut, origin: Index, values: np.ndarray[Any, Any], crc: bytes) -> None:
-    """Raise unless a chunk is what was saved.
+    """Raise CorruptionError unless a chunk is what was saved.
 
     Args:
         array: the array of the chunk.
         origin: index of the chunk's first element.
-        values: the chunk.
-        crc: its stored crc32c.
+        values: the chunk's elements.
+        crc: the chunk's stored crc32c.
 
     Raises:
-        CorruptionError: it is not.
+        CorruptionError: its crc32c or its digest differs.
     """
     checksum = crc_bytes(bytes_of(values))
     if checksum != crc:
@@ -324,7 +324,7 @@ def corners(shard: Index, chunk: Index, origin: Index) -> Iterator[tuple[int, In
 def _near(
     placed: Iterable[tuple[ValueRef, WholeChunk]],
 ) -> Iterator[list[tuple[ValueRef, WholeChunk]]]:
-    """Group chunks of a file, sorted by offset, to read each group in one call, gaps included."""
+    """Yield groups of chunks of a file, sorted by offset, to read with one call, gaps included."""
     run: list[tuple[ValueRef, WholeChunk]] = []
     for ref, whole in placed:
         if run:
@@ -343,8 +343,8 @@ def _take(whole: WholeChunk, stored: memoryview, length: int) -> None:
 
     Args:
         whole: the chunk.
-        stored: its shard's value, as far as the file has it.
-        length: length that the value must have.
+        stored: value of its shard; shorter than `length` if the file ends early.
+        length: length in bytes that the value must have.
     """
     array, (origin, values) = whole
     size = values.nbytes
@@ -358,7 +358,7 @@ def _take(whole: WholeChunk, stored: memoryview, length: int) -> None:
 
 
 def _runs(chunks: Iterable[tuple[int, _Chunk]]) -> Iterator[list[tuple[int, _Chunk]]]:
-    """Group chunks that lie one after another."""
+    """Yield groups of chunks that lie one after another."""
     run: list[tuple[int, _Chunk]] = []
     for numbered in chunks:
         if run and (numbered[0] != run[-1][0] + 1 or 2 * len(run) >= _BUFFERS_AT_ONCE):
@@ -370,7 +370,7 @@ def _runs(chunks: Iterable[tuple[int, _Chunk]]) -> Iterator[list[tuple[int, _Chu
 
 
 def damaged(array: StoredCut, origin: Index, expected: str, found: str) -> CorruptionError:
-    """Return the error that names a chunk, by its first element."""
+    """Return the error for a damaged chunk, named by its first element's index."""
     index = [a // n for a, n in zip(origin, array.cut.chunk, strict=True)]
     return CorruptionError(
         "stored data of a leaf is not what was saved",

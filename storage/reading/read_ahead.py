@@ -1,7 +1,7 @@
-"""Read-ahead: a local disk reads the next data while the processor works on the present.
+"""Read-ahead: a local disk reads the next data while the processor works on the present data.
 
-This only gives hints, by posix_fadvise(2): the operating system reads into its page cache. Nothing
-is kept here, nothing waits, and data is checked when it is read.
+This only passes hints to the operating system, by posix_fadvise(2), which then reads into its page
+cache. No call waits, and data is checked later, when it is read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cairn.storage.store.disk.direct_io import should_use_direct_io
 __all__ = ["AHEAD_BYTES", "ReadAhead", "ask", "asked_ahead"]
 
 AHEAD_BYTES: Final = 64 << 20
-"""Bytes to read ahead: enough that the disk does not wait for the processor."""
+"""Number of bytes to read ahead: enough that the disk does not wait for the processor."""
 
 T = TypeVar("T")
 
@@ -28,11 +28,11 @@ class ReadAhead:
     def __init__(
         self, paths: Iterable[str], nbytes: Callable[[str], int], begin: Callable[[str], None]
     ) -> None:
-        """Create it; see `starts`.
+        """Create the read-ahead; nothing is read until `starts`.
 
         Args:
             paths: the leaves, in the order in which they will be read.
-            nbytes: returns the bytes of a leaf.
+            nbytes: returns the size of a leaf in bytes.
             begin: has the disk read a leaf ahead.
         """
         self._order = list(dict.fromkeys(paths))
@@ -44,7 +44,7 @@ class ReadAhead:
     def starts(self, path: str) -> None:
         """Have the disk read ahead the leaves after `path`, which is about to be read.
 
-        Large leaves are left out: they read ahead themselves.
+        Large leaves are left out: their own reads are read ahead part by part.
         """
         for later in self._to_ask(path):
             self._begin(later)
@@ -69,7 +69,7 @@ class ReadAhead:
 def asked_ahead(
     parts: Iterable[T], nbytes: Callable[[T], int], begin: Callable[[T], None]
 ) -> Iterator[T]:
-    """Yield the same parts, after having the disk read `AHEAD_BYTES` ahead of each."""
+    """Yield the parts unchanged; before each, have the disk read `AHEAD_BYTES` of later parts."""
     waiting: deque[T] = deque()
     pending_bytes = 0
     for part in parts:
@@ -83,9 +83,9 @@ def asked_ahead(
 
 
 def ask(file: int, ranges: Sequence[tuple[int, int]]) -> None:
-    """Have the system read bytes of an open file ahead, as (offset, length), if it supports that.
+    """Have the system read (offset, length) ranges of an open file ahead, if it supports that.
 
-    Ranges that are read past the page cache are left out: read-ahead would put them there.
+    Ranges that will be read past the page cache are left out: read-ahead would fill the cache.
     """
     if hasattr(os, "posix_fadvise"):
         for offset, length in ranges:

@@ -81,9 +81,9 @@ class CheckpointReader:
     """Reader of the leaves of a committed step. Create it by `open`; safe for use by many threads.
 
     Attributes:
-        uri: the step's folder; for an adopted step its owner's.
-        manifest: the step's manifest, if one was given.
-        contents: the leaves and files that it names.
+        uri: the step's folder; for an imported step the owner's folder.
+        manifest: the step's manifest; None if none was passed.
+        contents: the leaves and files that the manifest names.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class CheckpointReader:
     def open(
         cls, step_uri: StoreURI, manifest: Manifest | None = None, *, whole: bool = False
     ) -> CheckpointReader:
-        """Open the step in the folder `step_uri`.
+        """Return a reader of the step in the folder `step_uri`.
 
         Args:
             step_uri: an Orbax checkpoint: the folder that holds `commit_success.txt`.
@@ -148,12 +148,12 @@ class CheckpointReader:
                 stored data is checked against it. If it has an index, only the index and the
                 requested data are read. Otherwise all files except the large ones of values are
                 checked now.
-            whole: most leaves will be read, so a large index is read at once too.
+            whole: whether most leaves will be read; a large index is then read at once.
 
         Raises:
             StepNotFoundError: there is no such folder.
             NotACheckpointError: the folder is not a committed checkpoint.
-            CorruptionError: its metadata can't be read, or its files are not the manifest's.
+            CorruptionError: the step's metadata can't be read, or its files are not the manifest's.
             StoreUnavailableError: the store gives no answer.
         """
         if manifest is None:
@@ -178,7 +178,7 @@ class CheckpointReader:
         *,
         check: bool,
     ) -> CheckpointReader:
-        """Open a step without an index, by Orbax's metadata; `check`: compare its files first."""
+        """Return a reader that uses Orbax's metadata; `check`: compare the step's files first."""
         if manifest is not None and manifest.plain is not None:
             if check and contents is not None:
                 check_step_files(step_uri, contents.objects, manifest.source)
@@ -208,9 +208,9 @@ class CheckpointReader:
         """Create the reader of a step whose manifest and contents were read already.
 
         Args:
-            step_uri: its folder.
-            manifest: its manifest.
-            contents: the leaves and files that it names.
+            step_uri: folder of the step.
+            manifest: manifest of the step.
+            contents: the leaves and files that the manifest names.
 
         Raises:
             StorageError: as `open`.
@@ -238,9 +238,9 @@ class CheckpointReader:
 
         Args:
             step_uri: the step's folder in its run.
-            plain: its layout and its folder.
-            manifest: its manifest, once it has one.
-            contents: the leaves and files that the manifest names.
+            plain: layout of the step, with the owner's folder.
+            manifest: manifest of the step; None before it has one.
+            contents: the leaves and files that the manifest names; None without a manifest.
         """
         source = step_uri if plain.source is None else source_folder(step_uri, plain.source)
         step = StepMetadata((*plain.trees, *plain.json_files), committed=True)
@@ -253,7 +253,7 @@ class CheckpointReader:
 
     @property
     def is_adopted(self) -> bool:
-        """True if plain Orbax has saved the step, so that any item may be a tree."""
+        """True if plain Orbax saved the step, so that any item may be a tree."""
         return self._plain is not None
 
     def names(self) -> list[str]:
@@ -264,7 +264,7 @@ class CheckpointReader:
         """Return the arrays of an item; None if the step has no tree of that name.
 
         Raises:
-            CorruptionError: its metadata can't be read.
+            CorruptionError: the item's metadata can't be read.
             StoreUnavailableError: the store gives no answer.
         """
         return self._find(item)
@@ -274,7 +274,9 @@ class CheckpointReader:
         return [name for name in sorted(self._names) if self._find(name) is not None]
 
     def leaves(self, item: str) -> dict[str, LeafInfo]:
-        """Return every array of an item by path, sorted, without text, None and empty containers.
+        """Return every array of an item, by path in sorted order.
+
+        Leaves that are text or None, and empty containers, are left out.
 
         Raises:
             LeafNotFoundError: the step has no such item.
@@ -299,7 +301,7 @@ class CheckpointReader:
         Args:
             item: name of the item, such as "model".
             path: the leaf's path.
-            index: integers and slices as NumPy takes them (steps must be positive); None: all.
+            index: integers and slices as in NumPy, with positive steps; None: the whole leaf.
 
         Raises:
             LeafNotFoundError: the step has no such item or leaf.
@@ -328,18 +330,19 @@ class CheckpointReader:
 
         Reads follow the stored chunks: whole rows of chunks are read ahead and returned in slices,
         so each chunk is decoded and checked once, unless a row of chunks is larger than
-        `boxes.MAX_CHUNK_ROW_BYTES`. Besides the caller's blocks this takes about twice the larger
-        of that and `max_bytes`, and never more than a few chunks beyond.
+        `boxes.MAX_CHUNK_ROW_BYTES`. Besides the caller's blocks, memory holds about twice the
+        larger of `boxes.MAX_CHUNK_ROW_BYTES` and `max_bytes`, and a few chunks.
 
         Args:
             item: name of the item.
             path: the leaf's path.
-            max_bytes: most bytes of a block; one element if that is more.
+            max_bytes: most bytes of a block, which has at least one element.
             axis: the axis of the result along which blocks are cut first. With 0, the flattened
                 blocks one after another are the flattened result in C order.
             transpose: reverse the axes of the leaf (True) or permute them as `np.transpose` does.
-            index: read only this part of the leaf. An integer selects one position and keeps its
-                axis with size 1, so that `transpose` and `axis` always count the leaf's own axes.
+            index: part of the leaf to read; None: the whole leaf. An integer selects one position
+                and keeps its axis with size 1, so that `transpose` and `axis` always count the
+                leaf's own axes.
 
         Raises:
             LeafNotFoundError: the step has no such item or leaf.
@@ -407,11 +410,11 @@ class CheckpointReader:
         )
 
     def texts(self, item: str) -> dict[str, str]:
-        """Return the leaves of an adopted item that are text, by path; Cairn itself stores none.
+        """Return the text leaves of an imported item, by path; steps that Cairn saved have none.
 
         Raises:
             LeafNotFoundError: the step has no such item.
-            CorruptionError: they can't be read.
+            CorruptionError: the texts can't be read.
             StoreUnavailableError: the store gives no answer.
         """
         strings = self._item(item).tree.strings if self.is_adopted else {}
@@ -435,7 +438,7 @@ class CheckpointReader:
         """Return the JSON that was saved beside the trees; {} if there is none.
 
         Raises:
-            CorruptionError: it is not a JSON object, or fails its check.
+            CorruptionError: the JSON is not an object, or fails its check.
             StoreUnavailableError: the store gives no answer.
         """
         if self._plain is not None:
@@ -443,7 +446,7 @@ class CheckpointReader:
                 item: parse_json_object(self._file(name) or b"", path=self.uri / name)
                 for item, name in self._plain.json_files.items()
             }
-            # By item, unless "meta" is the only one.
+            # One entry per JSON item, unless "meta" is the only item.
             return described[META_ITEM] if set(described) == {META_ITEM} else described
         if META_ITEM not in self._names:
             return {}
@@ -465,16 +468,16 @@ class CheckpointReader:
 
     @property
     def iterators(self) -> Mapping[str, int]:
-        """Iterators whose position was saved, each with the number of processes that saved it."""
+        """Data iterators whose position was saved -> the number of processes that saved it."""
         return {} if self.manifest is None else dict(self.manifest.iterators)
 
     def iterator_states(self, name: str, processes: Iterable[int] | None = None) -> list[bytes]:
-        """Read the positions of an iterator of training data, as JSON.
+        """Return the states (positions) of a data iterator, one for each process, as JSON.
 
         Args:
             name: name of the iterator.
-            processes: the processes whose states to read; None: all, in order. Of equal states only
-                one file is read.
+            processes: numbers of the processes whose states to read; None: all, in order. Only one
+                file is read of several with the same content.
 
         Raises:
             NotFoundError: the step has no such iterator, or no such process saved it.
@@ -590,7 +593,9 @@ class CheckpointReader:
         return ItemArrays(uri, tree, forms, records, self._context, digests)
 
     def _plain_tree(self, item: str, tree: StoredTree, plain: PlainStep) -> StoredTree:
-        """Return an adopted item's part of the tree in its folder, which may hold two items.
+        """Return the part of a folder's tree that is this imported item.
+
+        The tree may hold two items.
 
         Raises:
             CorruptionError: the tree lacks arrays that the item should have.
@@ -635,8 +640,11 @@ class CheckpointReader:
         return first.merged(*others) if others else first
 
     def _file(self, name: str) -> bytes | None:
-        """Read a small file of the step, and check it against the manifest if that records it."""
-        # The digests of an adopted step lie in the run, all its other files in its owner's folder.
+        """Return the content of a small file of the step; None if it does not exist.
+
+        If the manifest has the file, the content is compared with its record.
+        """
+        # Digests of an imported step are in the run; all other files are in the owner's folder.
         kept = self._kept != self.uri and is_kept(name)
         objects = ObjectStore(self._kept) if kept else self._objects
         content = objects.read(name)
@@ -651,7 +659,7 @@ class CheckpointReader:
         return None if content is None else self._checked(name, content.value)
 
     def _checked(self, name: str, data: bytes) -> bytes:
-        """Return the data of a file if it is what the manifest records."""
+        """Return `data` if it is what the manifest records; raise CorruptionError if not."""
         check_not_oversized(data, self.uri / name)
         record = self._files.get(name)
         crc = f"{google_crc32c.value(data):08x}"

@@ -1,8 +1,8 @@
-"""Reads of shards in an object store by ranges, each chunk checked and put into its destination.
+"""Reads of shards in an object store by ranges; each chunk is checked and put into its place.
 
-This is `local_shards` for object stores: the step's index says where shards lie, chunks are checked
-against their crc32c and their digest, the index of a shard against the one that such a shard must
-have. Other arrays (compressed, packed, or of plain Orbax) are read by TensorStore.
+This is `local_shards` for object stores. The step's index has the locations of shards. Chunks are
+compared with their crc32c and their digest, and a shard's index with the index that such a shard
+must have. TensorStore reads other arrays (compressed, packed, or of plain Orbax).
 
 A range is streamed directly into its destination. If the stream fails, TensorStore reads the rest,
 with its retries. Many requests run at the same time, each for several neighbouring chunks. A budget
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 REQUESTS: Final = 128
-"""Most requests at the same time."""
+"""Most requests that run at the same time."""
 
 BUDGET_BYTES: Final = 256 << 20
 """Most bytes requested and not received yet; a larger request runs alone."""
@@ -58,20 +58,20 @@ REQUEST_BYTES: Final = 8 << 20
 """Most bytes of neighbouring pieces in one request; a larger chunk is one request."""
 
 _GAP_BYTES: Final = 256 << 10
-"""Largest gap between pieces that is read along: it costs less than another request."""
+"""Largest gap in bytes between pieces that is read too: it costs less than another request."""
 
 
 class Piece(NamedTuple):
     """Contiguous bytes of a file.
 
     Attributes:
-        file: its name, from the item's folder.
+        file: name of the file, relative to the item's folder.
         start: offset of the first byte.
         stop: offset behind the last byte.
-        where: how errors name the leaf.
-        fill: yields memory for the bytes, part by part, and is sent the number of bytes that were
-            read into it, which is smaller if the file ends early. It checks the bytes, and copies
-            them to their destination.
+        where: name of the leaf for errors.
+        fill: generator that yields memory for the bytes, part by part. It is sent the number of
+            bytes that were read into the part, which is smaller if the file ends early; it checks
+            the bytes and copies them to their destination.
     """
 
     file: str
@@ -82,7 +82,7 @@ class Piece(NamedTuple):
 
 
 def gathered(pieces: Sequence[Piece]) -> Iterator[list[int]]:
-    """Yield groups of pieces to read in one request, by their numbers: close pieces of a file."""
+    """Yield groups of pieces that are close in a file, to read in one request, as indices."""
     run: list[int] = []
     stop = 0
     for number in sorted(range(len(pieces)), key=lambda position: pieces[position][:3]):
@@ -103,7 +103,7 @@ class RangeReads:
     """Reads of the files of one item. Safe for use by many threads; must be closed."""
 
     def __init__(self, item: StoreURI) -> None:
-        """Create it for the item in the folder `item`."""
+        """Create the reads of the item in the folder `item`."""
         self._item = item
         self._progress = Progress()
         self._ranges = GcsRanges(item) if item.scheme == "gs" else None
@@ -113,13 +113,13 @@ class RangeReads:
         self._requests = self._bytes = 0
 
     def close(self) -> None:
-        """Wait for requests under way; cancel those that have not begun."""
+        """Wait for running requests; cancel those that have not begun."""
         self._pool.shutdown(cancel_futures=True)
         if self._ranges is not None:
             self._ranges.close()
 
     def start(self, pieces: Sequence[Piece]) -> list[Future[None]]:
-        """Begin to read pieces, in the order in which they lie; return a future for each.
+        """Begin to read pieces, in the order of files and offsets; return a future for each.
 
         A future raises CorruptionError if stored data is missing or damaged, and
         StoreUnavailableError if the store gives no answer.
@@ -150,7 +150,7 @@ class RangeReads:
                         self._progress.record_answer()
 
     def _began(self, piece: Piece, start: int, stop: int) -> "_Range":
-        """Start the stream of the range that begins with a piece."""
+        """Start a stream of the bytes from `start` to `stop`, and return them as a range."""
         # Without a stream, or once it fails, `_Range` reads by TensorStore, which retries.
         stream = None
         if self._ranges is not None:
@@ -181,10 +181,10 @@ class RangeReads:
 
     @contextmanager
     def _within_budget(self, nbytes: int) -> Iterator[None]:
-        """Wait until so many bytes fit into the budget, one caller after the other."""
+        """Reserve bytes of the budget for the context; wait, in order of calls, until they fit."""
         # The gate keeps the order: a large request is not overtaken by small ones for ever.
         with self._gate, self._room:
-            # A request above the whole budget begins when no other is under way.
+            # A request above the whole budget begins when no other runs.
             self._room.wait_for(lambda: self._requests == 0 or self._bytes + nbytes <= BUDGET_BYTES)
             self._requests += 1
             self._bytes += nbytes
@@ -203,7 +203,7 @@ class _Range:
     def __init__(
         self, start: int, stream: RangeStream | None, rest: Callable[[int], bytes]
     ) -> None:
-        """Begin at `start`; `rest` reads all bytes from an offset on."""
+        """Begin at the offset `start`; `rest` returns all bytes from an offset on."""
         self._at, self._stream, self._rest = start, stream, rest
         self._asked: memoryview | None = None
 
@@ -247,16 +247,16 @@ def _missing(piece: Piece, expected: str, actual: str) -> CorruptionError:
 
 
 _Touched = tuple[int, Index, list[BoxBuffer]]
-"""Chunk of a shard: its number in stored order, its first element, the regions that it fills."""
+"""Chunk of a shard: its number in stored order, its origin, and the regions that it fills."""
 
 
 def shard_pieces(array: StoredCut, origin: Index, regions: Sequence[BoxBuffer]) -> Iterator[Piece]:
-    """Yield the pieces to read to fill the regions' parts of an outer shard.
+    """Yield the pieces whose reads fill the parts of the regions that lie in one outer shard.
 
     Args:
         array: the array; it must have `place`.
         origin: index of the shard's first element.
-        regions: of the array's stored dtype, each with a part in the shard.
+        regions: regions of the array's stored dtype; each has a part in the shard.
 
     Raises:
         CorruptionError: the shard does not exist, or has the wrong size.
@@ -268,8 +268,8 @@ def shard_pieces(array: StoredCut, origin: Index, regions: Sequence[BoxBuffer]) 
         start = ref.offset + run[0][0] * size
         fill = partial(_fill, array, run)
         yield Piece(ref.file, start, start + len(run) * size, array.where, fill)
-    # Chunks are found without the index, by their size. It is compared because other readers use
-    # it.
+    # The index is not needed to find chunks of equal size. It is compared because other readers
+    # use it.
     index = shard_index(*array.cut, array.dtype.itemsize)
     stop = ref.offset + ref.length
     fill = partial(_fill_index, array, origin, index)
@@ -279,7 +279,7 @@ def shard_pieces(array: StoredCut, origin: Index, regions: Sequence[BoxBuffer]) 
 def _runs(
     array: StoredCut, origin: Index, regions: Sequence[BoxBuffer], size: int
 ) -> Iterator[list[_Touched]]:
-    """Group consecutive chunks that touch a region."""
+    """Yield groups of consecutive chunks that overlap with a region."""
     chunk = array.cut.chunk
     run: list[_Touched] = []
     for number, at in corners(array.cut.shard, chunk, origin):

@@ -39,10 +39,10 @@ _Numbers = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class LeafDifference:
-    """Leaf that is not known to be the same in two steps.
+    """Leaf that differs between two steps, or may differ.
 
     Attributes:
-        item, path: of the leaf.
+        item, path: item and path of the leaf.
         change: what differs: the `values`, with the same shape and dtype; the `dtype`, with the
             same shape; the `shape`; the leaf is in one step only; or unknown, since one of the two
             is `undigested`.
@@ -65,7 +65,7 @@ class ValueDifference:
         differing: number of elements that differ.
         change: statistics of the differences of all elements, 0 where they are equal. For complex
             elements these are absolute differences.
-        norm: norm of the elements of this.
+        norm: norm of this leaf's elements.
     """
 
     differing: int
@@ -80,14 +80,14 @@ class ValueDifference:
 
     @property
     def relative(self) -> float | None:
-        """Norm of the difference, divided by the norm of this; None if that is 0 or unknown."""
+        """Norm of the difference, divided by this leaf's norm; None if that is 0 or unknown."""
         return None if not self.norm or self.change.norm is None else self.change.norm / self.norm
 
 
 def diff_leaves(
     this: Iterable[LeafRecord], other: Iterable[LeafRecord]
 ) -> tuple[list[LeafDifference], int]:
-    """Return the leaves that are not known to be the same, by item and path, and how many are.
+    """Return the leaves that differ or may differ, by item and path, and the number of equal ones.
 
     Args:
         this: leaves of the one step.
@@ -111,14 +111,14 @@ def has_counterparts(change: Change) -> bool:
 
 
 def diff_values(this: TensorPart, other: TensorPart) -> ValueDifference | None:
-    """Compare the values of two leaves of the same shape, in bounded memory.
+    """Return the difference of two leaves' values, computed in bounded memory.
 
     Returns:
         The difference; None for dtypes without common numbers. Different dtypes have common numbers
         only if both are floating or integers of at most 32 bits.
 
     Raises:
-        ValueError: their shapes differ.
+        ValueError: the shapes differ.
         CorruptionError: stored bytes are missing, fail their check or are not what was saved.
         StoreUnavailableError: the store gives no answer.
     """
@@ -139,7 +139,7 @@ def diff_values(this: TensorPart, other: TensorPart) -> ValueDifference | None:
 
 
 def _change(this: LeafRecord | None, other: LeafRecord | None) -> Change | None:
-    """Return what differs; None if nothing does."""
+    """Return what differs between two records; None if nothing does."""
     if other is None:
         return "only_this"
     if this is None:
@@ -163,7 +163,7 @@ def _is_exact(dtype: np.dtype[Any]) -> bool:
 def _side_by_side(
     these: Iterator[_Numbers], others: Iterator[_Numbers]
 ) -> Iterator[tuple[_Numbers, _Numbers]]:
-    """Yield the same elements of both, however each is cut into blocks."""
+    """Yield pairs of blocks with the same elements of both, however each is cut into blocks."""
     left = right = np.zeros(0)
     while True:
         if not left.size:
@@ -202,8 +202,8 @@ class EntryDifference:
     """Entry of JSON that differs between two steps.
 
     Attributes:
-        path: its keys joined by "/".
-        change: it differs, or is in one step only.
+        path: the entry's keys joined by "/".
+        change: whether its value differs, or it is in one step only.
         this: the entry in the one step; None also if it is not there.
         other: the entry in the other step; None also if it is not there.
     """

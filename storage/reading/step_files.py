@@ -42,10 +42,10 @@ def check_step_files(
     Args:
         step_uri: the step's folder.
         objects: the files that its manifest names; if empty, nothing is checked.
-        source: its owner's folder, if it was adopted.
+        source: the owner's folder, if the step was imported.
 
     Raises:
-        StepNotFoundError: it was adopted, and its owner has removed it.
+        StepNotFoundError: the step was imported, and its owner has removed it.
         CorruptionError: files are missing, cut short, grown or changed; `problems` lists all.
         StoreUnavailableError: the store gives no answer.
     """
@@ -83,7 +83,7 @@ def _problems(place: FilePlace) -> dict[str, str]:
         if record.name not in problems
         and listed[record.name].crc32c is None
         and not is_data_file(record.name)
-        # Larger ones are of kinds that are never read whole.
+        # Larger files are of kinds that are never read whole.
         and record.size <= bound_of(record.name).max_bytes
     }
     for checksum in read_files(place.folder, records):

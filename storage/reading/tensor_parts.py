@@ -51,7 +51,7 @@ MOST_CHUNK_BYTES: Final = 256 << 20
 """Most bytes of a chunk that a server reads: it is decoded whole for any part of it."""
 
 MOST_JSON_VALUES: Final = 1 << 16
-"""Most values in JSON, which is for looking at."""
+"""Most values in JSON, which people read."""
 
 _LARGEST: Final = 2**53 - 1  # every JSON reader keeps integers up to this exactly
 
@@ -63,21 +63,24 @@ _Part = int | slice | EllipsisType
 
 
 def json_number(value: int | float) -> int | float | str:
-    """Return a number as JSON readers keep it: as text if not finite, or too large an integer."""
+    """Return a number for JSON; as text if JSON readers would change it.
+
+    That is so for numbers that are not finite, and for integers beyond 2**53 - 1.
+    """
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     return value if abs(value) <= _LARGEST else str(value)
 
 
 def parse_slice(text: str, *, path: object) -> tuple[_Part, ...]:
-    """Parse an index as NumPy writes it between brackets, such as "0:10, :, 3" or "..., -1".
+    """Return the parsed text of a NumPy index, such as "0:10, :, 3" or "..., -1".
 
     Args:
         text: the index; "" selects all.
         path: the leaf, for errors.
 
     Raises:
-        InvalidSliceError: it is not such an index.
+        InvalidSliceError: the text is not such an index.
     """
     parts = [_parsed(part.strip()) for part in text.split(",")] if text.strip() else []
     if None in parts or parts.count(...) > 1:
@@ -106,8 +109,8 @@ class TensorFile:
 
     Attributes:
         nbytes: size of the file.
-        blocks: yields the file from its beginning, in blocks of some MiB. If it raises, the rest
-            can't be had.
+        blocks: yields the file from its beginning, in blocks of some MiB. If it raises, the file
+            can't be completed.
     """
 
     nbytes: int
@@ -140,7 +143,7 @@ class TensorPart:
 
     @classmethod
     def of(cls, reader: CheckpointReader, item: str, path: str, text: str = "") -> TensorPart:
-        """Create the part that a text selects, see `parse_slice`; steps must be positive.
+        """Return the part of a leaf that a text selects, see `parse_slice`; steps must be positive.
 
         Raises:
             LeafNotFoundError: the step has no such item or leaf.
@@ -172,12 +175,12 @@ class TensorPart:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that reading it takes at a time, for any use: pieces and a band."""
+        """Most bytes of memory that reading the part takes, for any use: pieces and a band."""
         pieces = min(2 * self.stored_bytes, in_flight_bytes(self.chunk_bytes))
         return min(self.stored_bytes, MAX_CHUNK_ROW_BYTES) + pieces
 
     def values(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """Read the part.
+        """Return the part's values.
 
         Raises:
             CorruptionError: stored bytes are missing, fail their check or are not what was saved.
@@ -210,7 +213,7 @@ class TensorPart:
 
         Raises:
             UnsupportedLeafError: the elements are complex.
-            InvalidSliceError: there are too many, or they lie in too many chunks.
+            InvalidSliceError: there are too many values, or they lie in too many chunks.
             CorruptionError, StoreUnavailableError: as `values`.
         """
         count = math.prod(self.shape)
@@ -264,7 +267,7 @@ class TensorPart:
         )
 
     def statistics(self) -> Statistics:
-        """Compute the statistics of the elements, in bounded memory.
+        """Return the statistics of the elements, computed in bounded memory.
 
         Raises:
             UnsupportedLeafError: the elements are complex, and so have no order.
@@ -338,7 +341,7 @@ class TensorPart:
 
 
 def _touched(index: tuple[int | slice, ...], chunks: tuple[int, ...] | None) -> int:
-    """Count the elements of the chunks that hold a part; 0 if nothing is stored."""
+    """Return the number of elements in the chunks that hold a part; 0 if nothing is stored."""
     if chunks is None:
         return 0
     counts = []

@@ -92,7 +92,7 @@ class VerifyReport:
         step: the step.
         attempt: the attempt that wrote it.
         files: number of files that were read.
-        nbytes: their bytes.
+        nbytes: number of bytes that were read.
         leaves: number of leaves that the manifest names.
         seconds: how long it took.
         problems: everything that is not as it was saved, one line each; each begins with the name
@@ -122,16 +122,16 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """True if the step is what was saved."""
+        """True if there are no problems: the step is what was saved."""
         return not self.problems
 
     def damage(self, *, at: datetime, by: str = "", job: str = "") -> Damage | None:
         """Return the damage to note for the step; None if nothing is wrong.
 
         Args:
-            at: when it was verified.
-            by: who verified it.
-            job: id of the operation that did, if one did.
+            at: time of the verification.
+            by: name of who verified it.
+            job: id of the operation that verified it, or "".
         """
         if self.ok:
             return None
@@ -147,15 +147,15 @@ class VerifyReport:
         )
 
     def note(self, run: Run, *, by: str = "", job: str = "") -> Annotation:
-        """Note the result: the step is sound as of now, or damaged, and so are the `shared` steps.
+        """Note the result in annotations: the step is sound, or damaged as are the `shared` steps.
 
         Damage that somebody has noted since this verification began stays: its files may have been
         read before they were damaged.
 
         Args:
             run: the run.
-            by: who verified it.
-            job: id of the operation that did, if one did.
+            by: name of who verified it.
+            job: id of the operation that verified it, or "".
 
         Returns:
             The step's annotation now.
@@ -181,10 +181,10 @@ class VerifyReport:
         """Raise the problems as an error, if there are any.
 
         Args:
-            path: how the error names the step.
+            path: name of the step for the error.
 
         Raises:
-            CorruptionError: the step is not what was saved; it has the same `problems`.
+            CorruptionError: the step is not what was saved; the error has the report's `problems`.
         """
         if self.problems:
             raise CorruptionError(
@@ -204,7 +204,7 @@ def verify_step(
 
     Args:
         run: the run.
-        step: a listed step's number, or any step that has a manifest.
+        step: number of a listed step, or any step that has a manifest.
         progress: called now and then with (bytes read, bytes in all); if it raises, verification
             ends.
 
@@ -266,7 +266,7 @@ def verify_step(
 
 
 def _unread(info: StepInfo, started: float, problem: str, noted: Damage | None) -> VerifyReport:
-    """Return the report of a step whose manifest or index can't be read: nothing of it loads."""
+    """Return the report of a step whose manifest or index can't be read, so that it can't load."""
     seconds = time.monotonic() - started
     problems = (problem,)
     return VerifyReport(
@@ -275,7 +275,7 @@ def _unread(info: StepInfo, started: float, problem: str, noted: Damage | None) 
 
 
 def _twice(folder: StoreURI, names: Iterable[str], read: Callable[[], T]) -> T:
-    """Call `read`; if a check fails, drop the files from the page cache and call it again.
+    """Call `read` and return its result; if a check fails, drop the page cache and call it again.
 
     A damaged page cache is not a damaged step.
     """
@@ -311,7 +311,7 @@ class _StepCheck:
         self.bytes_read = 0
 
     def files(self, progress: Progress | None) -> None:
-        """Compare every file with its record."""
+        """Compare every file with its record, and note problems."""
         records = self._records
         problems: dict[str, str] = {}
         for place in self._places:
@@ -364,7 +364,7 @@ class _StepCheck:
             self._found(problems[name], loads=values or not self._is_read(name))
 
     def _listed_in(self, place: FilePlace) -> dict[str, str]:
-        """Return the problems that a listing of a folder shows, by file; also note extra files."""
+        """Return the problems that a folder's listing shows, by file; also note extra files."""
         files = open_files(place.folder)
         listed = {entry.name: entry for entry in files.walk()}
         if place.is_owners and not listed and not files.walk():
@@ -376,10 +376,10 @@ class _StepCheck:
         return listed_problems(listed, place.records)
 
     def small_objects(self) -> None:
-        """Compare the sound metadata with the records, and check the assets."""
+        """Compare the files of metadata that are sound with the records, and check the assets."""
         problems = list(self._small_problems())
         if problems:
-            # Look again past the page cache: only the memory may be damaged.
+            # Read again past the page cache: only the memory may be damaged.
             self._forget_cached(self._sound)
             assets = [asset_file(asset.sha256) for asset in self._manifest.assets]
             forget_cached(self._run.uri, assets)
@@ -449,14 +449,14 @@ class _StepCheck:
                 self.problems.append(problem)
 
     def shared(self) -> dict[tuple[int, int], tuple[str, ...]]:
-        """Return the problems of other steps that share a damaged file or asset."""
+        """Return problems of other steps that share a damaged file or asset, by (step, attempt)."""
         if not self._files and not self._assets:
             return {}
         key = self._info.step, self._info.attempt
         return shared_problems(self._run, key, files=self._files, assets=self._assets)
 
     def _unreadable_leaves(self, only: Collection[str] = ()) -> dict[str, str]:
-        """Read leaves; return why they can't be read, by "item: path", or by "" for all of them.
+        """Read leaves; return why some can't be read, by "item: path", or by "" for all leaves.
 
         Args:
             only: the leaves to read; by default, and if "" is among them, all.
@@ -496,9 +496,9 @@ class _StepCheck:
         return name.startswith(ITERATORS)
 
     def _wrong_trees(self) -> Iterator[str]:
-        """Yield items whose leaves, as Orbax lists them, are not those that were saved."""
+        """Yield a line for each item whose leaves in Orbax's metadata are not the saved ones."""
         data = self._read(STEP_METADATA)
-        if data is None or self._index is None:  # its import took the leaves from there
+        if data is None or self._index is None:  # an import read the leaves from it
             return
         step = parse_step_metadata(data, path=self._uri / STEP_METADATA)
         if step.forms != self._index.directory.forms:
@@ -520,7 +520,7 @@ class _StepCheck:
                 yield f"{item}: {path}: only {where} has this leaf"
 
     def _wrong_digests(self, item: str) -> Iterator[str]:
-        """Yield leaves whose digest is not the sum of the digests of their chunks."""
+        """Yield a line for each leaf whose digest is not the sum of its chunks' digests."""
         digests = self._digests(item)
         if digests is None:
             return
@@ -547,7 +547,7 @@ class _StepCheck:
         return digests
 
     def _wrong_database(self, item: str) -> Iterator[str]:
-        """Yield values that Orbax would look for elsewhere, or that lie outside their files."""
+        """Yield a line per value that Orbax looks for elsewhere, or that is outside its file."""
         leaves = [leaf for leaf in self._leaves_of(item) if leaf.shards is not None]
         name = f"{item}/{MANIFEST_FILE}"
         nodes = [file for file in self._records if file.startswith(f"{item}/{NODE_FOLDER}/")]
@@ -576,7 +576,7 @@ class _StepCheck:
         return [leaf for leaf in self._contents.leaves if leaf.item == item]
 
     def _read(self, name: str) -> bytes | None:
-        """Read a file of the step that was found sound; return None for all others."""
+        """Return the content of a file of the step that is sound; None for all other files."""
         if name not in self._sound:
             return None
         place = next(folder for folder in self._places if self._records[name] in folder.records)
@@ -600,7 +600,7 @@ def _read_again(folder: StoreURI, record: ObjectRecord) -> str | None:
 def _expected_entries(
     index: StepIndex, item: str, leaves: list[LeafRecord]
 ) -> dict[str, ValueRef | bytes]:
-    """Return the entries that an item's database must have."""
+    """Return the entries that an item's database must have, by key."""
     expected: dict[str, ValueRef | bytes] = {}
     places = index.item(item)
     for leaf in leaves:
@@ -619,7 +619,7 @@ def _shown(entry: ValueRef | bytes | None) -> str:
 
 
 def _short(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """Cut the lines to the number and length that an annotation keeps."""
+    """Return the lines, cut to the number and length that an annotation keeps."""
     return tuple(line[:MAX_PROBLEM_CHARACTERS] for line in lines[:MAX_DAMAGED_LEAVES])
 
 

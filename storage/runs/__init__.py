@@ -1,1 +1,4 @@
-"""Protocol of a run, and its only owner: who may write, which steps count, what may be deleted."""
+"""The protocol of a run: who may write, which steps count, what may be deleted.
+
+No other package changes a run's records.
+"""

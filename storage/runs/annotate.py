@@ -47,17 +47,18 @@ def annotate(
         metrics: numbers by name, NaN and infinities too; None removes one.
         better: direction of metrics: "min" if lower is better, "max" if higher is. "best:METRIC"
             and retention use it.
-        by: who sets them; shown to whoever wants to delete the step at that moment.
+        by: the caller's name; a deletion at the same moment is refused with it.
 
     Returns:
         All labels and metrics of the step now.
 
     Raises:
         InvalidURIError: the reference is malformed.
-        RunNotFoundError, AliasNotFoundError, StepNotFoundError: there is none.
+        RunNotFoundError, AliasNotFoundError, StepNotFoundError: there is no such run, alias or
+            step.
         StepInFlightError: the step is being written.
-        StepChangedError: it is deleted, or about to be.
-        UnsupportedFormatError: entries that can't be kept; all are listed.
+        StepChangedError: the step is deleted, or about to be.
+        UnsupportedFormatError: some entries can't be stored; all of these are listed.
         CorruptionError: the step's annotation can't be read.
     """
     run, info = resolve_checkpoint(reference, damaged=None)
@@ -74,10 +75,10 @@ def annotate_step(
     by: str = "",
     check: Callable[[Annotation], None] | None = None,
 ) -> Annotation:
-    """Set entries of a step's annotation; others stay as they are.
+    """Set entries of a step's annotation; other entries stay as they are.
 
     Concurrent changes are not lost: entries are merged into what the store has when they are
-    written. The step is held meanwhile, so that nobody annotates a deleted step.
+    written. The step is marked as in use meanwhile, so that no deleted step is annotated.
 
     Args:
         run: the run.
@@ -87,7 +88,7 @@ def annotate_step(
         metrics: numbers by name; None removes one, and its direction.
         better: direction of metrics: "min" if lower is better, "max" if higher is.
         by: the caller's name.
-        check: called with the present annotation right before it is replaced; what it raises is
+        check: called with the present annotation right before it is replaced; its errors are
             raised.
 
     Returns:
@@ -95,10 +96,11 @@ def annotate_step(
 
     Raises:
         StepNotFoundError: the step is not listed.
-        StepInFlightError: it is being written.
-        StepChangedError: it is deleted, or about to be.
-        UnsupportedFormatError: entries that can't be kept; all are listed.
-        UnsupportedFormatError, CorruptionError: the annotation can't be read.
+        StepInFlightError: the step is being written.
+        StepChangedError: the step is deleted, or about to be.
+        UnsupportedFormatError: some entries can't be stored (all of these are listed), or the
+            annotation can't be read.
+        CorruptionError: the annotation can't be read.
     """
     info = step if isinstance(step, StepInfo) else run.step(step)
     # Refuse what can't be kept before anything is written.
@@ -126,7 +128,7 @@ def note_verified(
     Args:
         run: the run.
         info: the step.
-        damage: the damage that was found; None: none.
+        damage: the damage that was found; None: the step is sound.
         by: the caller's name.
         lifts: the damage noted when the verification began, which a sound result removes. If other
             damage is noted by now, nothing changes. By default any damage is removed.
@@ -135,7 +137,7 @@ def note_verified(
         The step's annotation now.
 
     Raises:
-        StepChangedError: it is deleted.
+        StepChangedError: the step is deleted.
         UnsupportedFormatError, CorruptionError: the annotation can't be read.
         StoreUnavailableError: the store gives no answer.
     """
@@ -179,10 +181,12 @@ def note_shared_damage(run: Run, key: StepKey, damage: Damage, *, by: str = "") 
 
 @contextlib.contextmanager
 def _kept(run: Run, key: StepKey, *, by: str, reason: str) -> Iterator[None]:
-    """Hold a step. A step whose deletion is only announced proceeds without a hold, as it may stay.
+    """Mark a step as in use within the context.
+
+    A step whose deletion is announced is not marked, but may still be annotated, as it may stay.
 
     Raises:
-        StepChangedError: it is deleted.
+        StepChangedError: the step is deleted.
     """
     with contextlib.ExitStack() as hold:
         try:
@@ -196,7 +200,7 @@ def _kept(run: Run, key: StepKey, *, by: str, reason: str) -> Iterator[None]:
 
 
 def _replaced(run: Run, info: StepInfo, change: Callable[[Annotation], Annotation]) -> Annotation:
-    """Change the annotation of a held step by compare-and-swap, and return it."""
+    """Change the annotation of a step in use by compare-and-swap, and return it."""
     name = annotation_file(info.step, info.attempt)
     while True:
         stored = read_record(run.objects, name, Annotation)
@@ -218,7 +222,7 @@ def annotation_of(run: Run, info: StepInfo) -> Annotation:
     """Return the annotation of a step as it is now.
 
     Raises:
-        UnsupportedFormatError, CorruptionError: it can't be read.
+        UnsupportedFormatError, CorruptionError: the annotation can't be read.
         StoreUnavailableError: the store gives no answer.
     """
     stored = read_record(run.objects, annotation_file(info.step, info.attempt), Annotation)
@@ -231,20 +235,21 @@ def annotate_run(
     *,
     check: Callable[[RunInfo], None] | None = None,
 ) -> RunInfo:
-    """Set labels of a run; others stay as they are.
+    """Set labels of a run; other labels stay as they are.
 
     Args:
         run: the run.
         labels: texts by name; None removes one.
-        check: called with the present record right before it is replaced; what it raises is raised.
+        check: called with the present record right before it is replaced; its errors are raised.
 
     Returns:
         The run's record now.
 
     Raises:
         RunNotFoundError: there is no such run.
-        UnsupportedFormatError: labels that can't be kept; all are listed.
-        UnsupportedFormatError, CorruptionError: the run's record can't be read.
+        UnsupportedFormatError: some labels can't be stored (all of these are listed), or the record
+            can't be read.
+        CorruptionError: the run's record can't be read.
     """
     Annotation().changed(labels)  # refuse what can't be kept before any request
     while True:

@@ -1,4 +1,4 @@
-"""Steps that are known to be damaged: refusal, and sound steps to use in their place.
+"""Steps whose damage is noted: their refusal, and sound steps to use in their place.
 
 A verification that fails notes the damage in the step's annotation; one that succeeds removes the
 note; see `note_verified`. Nothing here reads the bytes of a step.
@@ -36,7 +36,7 @@ logger = logging.getLogger("cairn.restore")
 OnDamage = Literal["refuse", "skip"]
 """Handling of a damaged step that was not named, such as the latest.
 
-"refuse" raises; "skip" takes the next sound step instead.
+"refuse" raises an error; "skip" uses another step that is sound.
 """
 
 _READ_AT_ONCE: Final = 32
@@ -55,9 +55,9 @@ def damage_of(run: Run, key: StepKey) -> Damage | None:
 
 
 def known_damage(run: Run, key: StepKey) -> Damage | None:
-    """Return damage like `damage_of`, but only log an unreadable annotation.
+    """Return the noted damage of a step; None if there is none or the annotation can't be read.
 
-    For loads, which check what they read themselves.
+    An unreadable annotation is logged. Use this for loads, which check the bytes that they read.
     """
     try:
         return damage_of(run, key)
@@ -74,17 +74,17 @@ def refuse_damaged(
     always: bool = False,
     damage: Damage | EllipsisType | None = ...,
 ) -> Damage | None:
-    """Raise if a step is damaged, unless a reason is given to use it all the same.
+    """Raise StepDamagedError if a step is damaged, unless there is a reason to use it anyway.
 
     Args:
         run: the run.
         info: the step.
         despite_damage: why the step is used though it is damaged; a blank text is not a reason.
-        always: refuse it whatever the reason.
+        always: refuse a damaged step even with a reason.
         damage: the step's damage, if the caller has just read it; by default it is read here.
 
     Returns:
-        The damage that is accepted for that reason; None if none is noted.
+        The damage that is accepted for that reason; None if no damage is noted.
 
     Raises:
         StepDamagedError: the step is damaged, and there is no reason.
@@ -112,8 +112,8 @@ def step_damaged(run: Run, key: StepKey, damage: Damage, *, next_step: str) -> S
     Args:
         run: the run.
         key: (step, attempt).
-        damage: its damage.
-        next_step: what to do.
+        damage: the step's damage.
+        next_step: what the user can do, for the message.
     """
     problems = list(damage.problems[:_NAMED])
     if damage.problem_count > len(problems):
@@ -129,14 +129,14 @@ def step_damaged(run: Run, key: StepKey, damage: Damage, *, next_step: str) -> S
 
 
 def step_address(run: Run, key: StepKey) -> str:
-    """Return the address of a step, as references name it."""
+    """Return a step's address in the form of references."""
     return f"{run.uri}/steps/{key[0]}"
 
 
 def newest_sound(
     run: Run, history: History, *, skipped: Collection[StepKey] = ()
 ) -> StepKey | None:
-    """Return the highest listed step that is not known to be damaged; None if there is none.
+    """Return the highest listed step without noted damage; None if there is none.
 
     Args:
         run: the run.
@@ -156,12 +156,12 @@ def newest_sound(
 
 
 def damaged_steps(run: Run, keys: Iterable[StepKey]) -> set[StepKey]:
-    """Return those of the steps whose damage is noted."""
+    """Return the steps of `keys` whose damage is noted."""
     return _told(run, keys)[0]
 
 
 def doubtful_steps(run: Run, keys: Iterable[StepKey]) -> set[StepKey]:
-    """Return those of the steps whose damage is noted, or whose annotation can't be read."""
+    """Return the steps of `keys` whose damage is noted or whose annotation can't be read."""
     return set.union(*_told(run, keys))
 
 

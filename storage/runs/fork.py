@@ -1,10 +1,10 @@
-"""Fork: a new run from a step of another. Everything the step needs is copied, nothing is shared.
+"""Fork: a new run from a copy of another run's step. The two runs share no file.
 
-Data is copied first, the manifest is written last: until then the new run lists no step. Every file
-is checked where it was copied to, see `step_copy`: a damaged step is not forked. A fork that was
-interrupted, or killed at any moment, is started again with the same arguments; what was copied is
-checked, and not copied again. A fork that had finished returns its step again, and writes nothing
-into a run that has gone on since.
+Data is copied first and the manifest is written last: until then the new run lists no step. Every
+copied file is checked, see `step_copy`, so that a damaged step is not forked. To continue a fork
+that was interrupted or killed, call it again with the same arguments; copied files are checked and
+not copied again. If the fork had finished, the call returns its step and changes nothing, even if
+the new run has more steps by now.
 """
 
 import contextlib
@@ -91,24 +91,25 @@ def fork_run(
 
     Args:
         source: the run to fork from.
-        step: one of its steps.
+        step: a step of that run.
         target: folder of the new run.
         by: id of the writer that makes the copy; use the same to continue an interrupted fork.
         progress: called with (bytes copied, bytes in all); if it raises, the fork stops.
-        despite_damage: why the step is forked though it is damaged, if it is; the copy's manifest
-            keeps it. Files that are not what was saved are never copied; the copy counts as
-            damaged, too, until it is verified.
+        despite_damage: why the step is forked though it is damaged; the copy's manifest records it.
+            Files that are not what was saved are never copied. The copy also counts as damaged
+            until it is verified.
         clock: returns the current time in UTC.
 
     Raises:
         StepDamagedError: the step's last verification has failed, and no reason is given.
-        InvalidURIError: no run may begin at `target`, see `Run.create`, or it is in the source.
-        PreconditionFailedError: `target` is a run already, and not this fork.
+        InvalidURIError: no run may begin at `target`, see `Run.create`, or it is inside the source.
+        PreconditionFailedError: `target` is already a run, and not this fork.
         LeaseHeldError: another writer is making or using `target`.
         FencedError: another writer took `target` over meanwhile.
         StoreCheckError: the store of `target` does not keep the promises that runs depend on.
-        CorruptionError: files of the step are missing or damaged; `problems` names them all. Or its
-            manifest, an asset, or its labels are damaged; or a copy is, though its source is right.
+        CorruptionError: files of the step are missing or damaged; `problems` names them all. Or the
+            step's manifest, an asset or its labels are damaged, or a copy is though its source is
+            not.
         StepNotFoundError: the step has no manifest, or its bytes were removed meanwhile.
         StoreFullError: no space or quota left.
     """
@@ -169,16 +170,16 @@ def fork_run(
     keeper.keep()
     publish_manifest(run.objects, copied, lambda: ensure_newest(run.objects, attempt))
     note_durable(run.objects, attempt, step.step)
-    # Only after publishing: whoever took the lease before this may not have seen the step.
+    # Only after publishing: a process that took the lease earlier may not have seen the step.
     _ensure_held(run, attempt)
     release(run.objects, attempt, clock=clock)
     return replace(run.step(step.step), copied=report)
 
 
 def refuse_taken(target: StoreURI) -> None:
-    """Raise if no fork can begin at `target`; for callers that ask long before the copy.
+    """Raise PreconditionFailedError if no fork can begin at `target`.
 
-    `fork_run` checks again what exists by then.
+    It is for callers that check long before the copy; `fork_run` checks again.
 
     Args:
         target: folder of the new run.
@@ -215,7 +216,7 @@ def _copy_files(
     target: Files,
     tell: Callable[[int, int], None],
 ) -> CopyReport:
-    """Copy the files of a step, wherever they lie, into one folder."""
+    """Copy the files of a step, from all its folders, into one folder; return what was checked."""
     places = file_places(step, contents.objects, manifest.source)
     total = sum(record.size for place in places for record in place.records)
     before = 0
@@ -235,8 +236,8 @@ def _copy_files(
 def abandon_fork(target: StoreURI, *, by: str) -> None:
     """Remove what an unfinished fork by `by` left.
 
-    Leaves a finished fork alone, as well as a run that is not a fork, that somebody else has begun
-    to write, or whose lease a job holds, even a job with the same id.
+    A finished fork is not touched, nor a run that is not a fork, that another writer has begun to
+    write, or whose lease a job holds, even a job with the same id.
     """
     run = Run(target)
     attempts = list_attempts(run.objects)
@@ -278,7 +279,7 @@ class _LeaseKeeper:
 def _create(
     source: Run, target: StoreURI, lineage: Lineage, manifest: Manifest, *, by: str, clock: Clock
 ) -> tuple[Run, StepInfo | None]:
-    """Create the new run, or open what an earlier fork left; also return its step if finished."""
+    """Return the new run, or the one that an earlier call left, and its step or None."""
     info = source.info()
     refuse_inside_run(target)  # checked first, so that the error names the real reason
     _refuse_inside(source, target)
@@ -307,7 +308,7 @@ def _create(
 def _finished_earlier(
     target: StoreURI, lineage: Lineage, manifest: Manifest, *, by: str, clock: Clock
 ) -> StepInfo | None:
-    """Return the step of the run `target`, if this fork finished there before."""
+    """Return the step of the run `target` if this fork finished there before, else None."""
     run = Run(target, clock=clock)
     with contextlib.suppress(RunNotFoundError, *UNREADABLE):
         if run.info().lineage == lineage:
@@ -316,7 +317,7 @@ def _finished_earlier(
 
 
 def _finished(run: Run, manifest: Manifest, *, by: str, clock: Clock) -> StepInfo | None:
-    """Return the step that this fork published earlier, whatever happened to it since."""
+    """Return the step that this fork published earlier, even if it was superseded; else None."""
     last = None
     for attempt in itertools.takewhile(lambda attempt: attempt.writer == by, run.attempts()):
         key = manifest.step, attempt.number
@@ -359,7 +360,7 @@ def _is_unfinished(run: Run, *, by: str) -> bool:
 
 
 def _ensure_held(run: Run, attempt: Attempt) -> None:
-    """Raise unless the next process to take the lease will see that the step is published.
+    """Raise FencedError unless the next process to take the lease will see the published step.
 
     Raises:
         FencedError: another call took the lease before, and may supersede the step.
@@ -375,7 +376,7 @@ def _ensure_held(run: Run, attempt: Attempt) -> None:
 
 
 def _refuse_foreign(target: StoreURI) -> None:
-    """Raise if the folder holds other files: abandoning a fork removes its whole folder."""
+    """Raise if the folder has files of other origin: `abandon_fork` removes the whole folder."""
     foreign = []
     for entry in open_files(target).list():
         name = entry.name.removesuffix(LOCK_SUFFIX)  # left by a write that was killed
@@ -392,7 +393,10 @@ def _refuse_foreign(target: StoreURI) -> None:
 
 
 def _refuse_inside(source: Run, target: StoreURI) -> None:
-    """Raise if `target` is in the source: removing the source's folder must not remove the fork."""
+    """Raise InvalidURIError if `target` is inside the source.
+
+    Removing the source's folder must not remove the fork.
+    """
     names = [str(source.uri), str(target)]
     if source.uri.scheme == target.scheme == "file":  # resolves symbolic links
         names = [os.path.realpath(uri.local_path) for uri in (source.uri, target)]
@@ -407,7 +411,7 @@ def _refuse_inside(source: Run, target: StoreURI) -> None:
 
 
 def _attempt(run: Run, *, by: str, clock: Clock) -> Attempt:
-    """Return the attempt that an interrupted fork began, if it has the lease, or a new one."""
+    """Return the attempt that an interrupted fork began, if it has the lease; else a new one."""
     begun, lease = run.attempts(), read_lease(run.objects)
     if begun and lease is not None:
         holder = lease.writer, lease.attempt, lease.instance
@@ -415,7 +419,7 @@ def _attempt(run: Run, *, by: str, clock: Clock) -> Attempt:
             return begun[-1]
 
     def base_step() -> int:
-        """Check, with the lease held, that nobody else has begun or saved meanwhile."""
+        """Raise, with the lease held, if another writer has begun or saved meanwhile."""
         if run.attempts() == begun and _is_unfinished(run, by=by):
             return -1
         raise PreconditionFailedError(
@@ -433,10 +437,10 @@ def _attempt(run: Run, *, by: str, clock: Clock) -> Attempt:
 def _copy_small(
     source: Run, step: StepInfo, run: Run, manifest: Manifest, attempt: Attempt
 ) -> None:
-    """Copy the assets, and the labels and metrics of the step.
+    """Copy the assets of the step, and its labels and metrics.
 
     Raises:
-        CorruptionError: an asset, or its copy, is missing or damaged; or the labels are.
+        CorruptionError: an asset or its copy is missing or damaged, or the labels are damaged.
     """
     for asset in manifest.assets:
         put_assets(run.objects, {asset.name: read_asset(source.objects, asset)})

@@ -1,11 +1,11 @@
 """Collection of garbage: expired trash, abandoned steps, exports of removed steps.
 
-First a plan, which changes nothing; then its removal, which judges each entry again. Both are safe
-beside a live writer: files of an attempt that may still publish are never touched. An attempt may
-publish until a later one exists or its lease was given back. So before anything of a dead writer's
-attempt is removed, that attempt is ended by beginning the next one, long after its lease has
-expired. Superseded steps stay, because a rollback can be undone. A step that overwrote another
-keeps its tombstone until the other step is gone too.
+`find_garbage` makes a plan and changes nothing; `collect_garbage` checks each entry again and
+removes it. Both are safe beside a live writer: files of an attempt that may still publish are never
+touched. An attempt may publish until a later one exists or its lease was given back. So before
+anything of a dead writer's attempt is removed, that attempt is ended by beginning the next one,
+long after its lease has expired. Superseded steps stay, because a rollback can be undone. A step
+that overwrote another keeps its tombstone until the other step is gone too.
 """
 
 import contextlib
@@ -54,9 +54,9 @@ class GarbageKind(StrEnum):
     """Kind of garbage.
 
     trash: a deleted step whose grace time is over.
-    abandoned: half a step, of an attempt that can publish no more.
-    export: an export of a step that is gone; a try beside the one that counts; or the remains of a
-        try that ran out of room more than a day ago.
+    abandoned: an incomplete step of an attempt that can't publish any more.
+    export: an export of a removed step; a try other than the published one; or the remains of a try
+    that found no room in the store more than a day ago.
     """
 
     TRASH = "trash"
@@ -69,12 +69,12 @@ class Garbage:
     """Entry to remove.
 
     Attributes:
-        kind: its kind.
+        kind: kind of garbage.
         name: folder or object, relative to the run.
         nbytes: bytes that are freed, including a deleted step's exports. Files that other names
             link to free none.
-        reason: why nobody needs it.
-        step: its step, if it belongs to one.
+        reason: why it is not needed.
+        step: the step to which it belongs; None if it belongs to none.
         attempt: the attempt of that step.
     """
 
@@ -87,7 +87,7 @@ class Garbage:
 
 
 def find_garbage(run: Run, *, clock: Clock = utc_now) -> list[Garbage]:
-    """List what could be removed now; changes nothing.
+    """Return what could be removed now, and change nothing.
 
     Raises:
         UnsupportedFormatError, CorruptionError: a record that decides about steps can't be read or
@@ -108,17 +108,20 @@ def collect_garbage(
     progress: Callable[[Garbage], None] | None = None,
     clock: Clock = utc_now,
 ) -> list[Garbage]:
-    """Remove what `find_garbage` finds, and return it. Repeat the call if it was interrupted.
+    """Remove the garbage that `find_garbage` returns, and return it.
+
+    An interrupted call can be repeated.
 
     Args:
         run: the run.
-        by: the caller's name; also the writer of the attempt that ends a dead writer's.
+        by: the caller's name; it is also the writer of an attempt that ends a dead writer's
+            attempt.
         progress: called after each removal; if it raises, the collection ends.
         clock: returns the current time in UTC.
 
     Raises:
         UnsupportedFormatError, CorruptionError: as `find_garbage`.
-        StorageError: the store refuses; what was removed until then stays removed.
+        StorageError: the store refuses a removal; earlier removals of this call remain.
     """
     run.history().require_whole()
     _end_dead_attempt(run, by=by, clock=clock)
@@ -143,7 +146,7 @@ def collect_garbage(
             # The tombstone last: until then a repeated call finishes an interrupted removal.
             end_removal(run, key, stays=covers_older(key), now=clock())
         elif garbage.kind is GarbageKind.EXPORT and not _is_lost_export(run, garbage, clock()):
-            continue  # it has become the try that counts
+            continue  # it was published meanwhile
         else:
             files.delete_tree(garbage.name)
             if garbage.kind is GarbageKind.EXPORT:
@@ -170,10 +173,10 @@ def _trash(run: Run, now: datetime) -> Iterator[Garbage]:
 
 
 def _covers_older(run: Run) -> Callable[[StepKey], bool]:
-    """Return a function of (step, attempt): True if a step it has overwritten would else count.
+    """Return a function of (step, attempt): True if that step hides an older one that it overwrote.
 
-    That step would be listed again if the tombstone of the other were removed. It may itself be
-    deleted, since a deletion can be undone.
+    Without the tombstone of the newer step, the older one would be listed again. The older one may
+    itself be deleted, since a deletion can be undone.
     """
     published = run.published()
     attempts = run.attempts()  # after the manifests, so that each one's attempt is among them
@@ -199,7 +202,7 @@ def _abandoned(run: Run, ended: set[int]) -> Iterator[Garbage]:
 
 
 def _folders_of(run: Run, info: StepInfo) -> list[str]:
-    """List the folders of a step: its own, and temporary ones that Orbax would rename to it."""
+    """Return the folders of a step: its own, and temporary ones that Orbax would rename to it."""
     own = step_dir(info.attempt, info.step)
     parent, _, last = own.rpartition("/")
     return [
@@ -211,7 +214,7 @@ def _folders_of(run: Run, info: StepInfo) -> list[str]:
 
 
 def _exports(run: Run, now: datetime) -> Iterator[Garbage]:
-    """Yield exports of steps without a manifest, tries that lost to another, and old remains."""
+    """Yield exports of steps without a manifest, unpublished tries, and old remains."""
     files = run.files
     for steps in files.list(EXPORTS):
         if not steps.is_dir:
@@ -232,9 +235,9 @@ def _exports(run: Run, now: datetime) -> Iterator[Garbage]:
 
 
 def _lost_tries(run: Run, key: ExportKey, now: datetime) -> dict[str, str]:
-    """Return the tries at an export that nobody needs, each with the reason.
+    """Return the unneeded tries at an export, each with the reason.
 
-    A try that has left no record may be under way, unless another try was published.
+    A try without a record may still be running, unless another try was published.
     """
     try:
         counting = find_export(run.objects, key)
@@ -252,7 +255,7 @@ def _lost_tries(run: Run, key: ExportKey, now: datetime) -> dict[str, str]:
 
 
 def _is_lost_export(run: Run, garbage: Garbage, now: datetime) -> bool:
-    """Judge an export, or a try at one, again, right before its removal."""
+    """Return True if an export, or a try at one, is still garbage right before its removal."""
     assert garbage.step is not None
     assert garbage.attempt is not None
     if run.objects.read(manifest_file(garbage.step, garbage.attempt)) is None:
@@ -268,7 +271,7 @@ def _export_key(manifest: str) -> ExportKey | None:
 
 
 def _ended_attempts(run: Run, now: datetime) -> set[int]:
-    """Return attempts that can't publish any more, or whose writers are gone for good."""
+    """Return the attempts that can't publish any more, or whose writers are certainly dead."""
     numbers = [attempt.number for attempt in list_attempts(run.objects)]
     ended = set(numbers[:-1])
     lease = read_lease(run.objects)
@@ -278,13 +281,13 @@ def _ended_attempts(run: Run, now: datetime) -> set[int]:
 
 
 def _end_dead_attempt(run: Run, *, by: str, clock: Clock) -> None:
-    """Begin an attempt after a dead writer's, which then can't publish even if it wakes up."""
+    """Begin an attempt after a dead writer's, which can't publish then even if it wakes up."""
     lease = read_lease(run.objects)
     now = clock()
     if lease is None or lease.released or not is_dead(lease, now):
         return
     if next(_abandoned(run, _ended_attempts(run, now)), None) is None:
-        return  # it left nothing to remove
+        return  # there is nothing to remove
 
     with contextlib.suppress(LeaseHeldError):  # the writer woke up, or was started again, just now
         begun = begin_attempt(
@@ -294,7 +297,7 @@ def _end_dead_attempt(run: Run, *, by: str, clock: Clock) -> None:
 
 
 def _sized(run: Run, garbage: list[Garbage]) -> list[Garbage]:
-    """Set the bytes of each entry."""
+    """Set the bytes of each entry of `garbage`."""
     if run.uri.scheme != "file":  # a bucket has no links, and listing the whole run would be slow
         sizes = [sum(_bytes_below(run, place) for place in _places(entry)) for entry in garbage]
     else:
@@ -305,7 +308,7 @@ def _sized(run: Run, garbage: list[Garbage]) -> list[Garbage]:
 
 
 def _places(garbage: Garbage) -> list[str]:
-    """Return the folders and objects that are removed with it."""
+    """Return the folders and objects that are removed with an entry."""
     if garbage.kind is GarbageKind.TRASH:
         return [garbage.name, f"{EXPORTS}{garbage.step}.{garbage.attempt}"]
     if garbage.kind is GarbageKind.EXPORT:
@@ -314,9 +317,9 @@ def _places(garbage: Garbage) -> list[str]:
 
 
 def _unlinked(files: Collection[FileUsage], places: Sequence[Collection[str]]) -> list[int]:
-    """Return, for each group of places, the bytes of files without a name outside of all groups.
+    """Return, for each group of places, the bytes of files that have no name outside the groups.
 
-    A file with names in several groups counts for the group in which it is found first. Pure.
+    A file with names in several groups counts only for the first of them.
     """
     owners = {place: at for at, some in enumerate(places) for place in some}
     names = Counter(file.identity for file in files)
@@ -334,7 +337,7 @@ def _unlinked(files: Collection[FileUsage], places: Sequence[Collection[str]]) -
 
 
 def _upwards(name: str) -> Iterator[str]:
-    """Yield a name and the folders around it."""
+    """Yield a name and the folders that contain it, innermost first."""
     while name:
         yield name
         name = name.rpartition("/")[0]
