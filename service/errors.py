@@ -184,7 +184,7 @@ class EventsPrunedError(ProblemError):
 
 
 class KeyNameTakenError(ProblemError):
-    """A valid key has this name."""
+    """Another valid key has this name."""
 
     status, slug, title = 409, "key-name-taken", "The name is taken"
 

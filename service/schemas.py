@@ -1128,7 +1128,7 @@ class PromoteRequest(Request):
 
 
 class AnnotateRequest(Request):
-    """Request to set labels and metrics of a step; null removes one, and others stay."""
+    """Request to set labels and metrics of a step; null removes an entry, and others stay."""
 
     labels: Named[LabelText | None] = Field(default_factory=dict)
     metrics: Named[Metric | None] = Field(default_factory=dict)
@@ -1165,7 +1165,7 @@ class CreateRunRequest(Request):
 
 
 class AnnotateRunRequest(Request):
-    """Request to set labels of a run; null removes one, and others stay."""
+    """Request to set labels of a run; null removes a label, and other labels stay."""
 
     labels: Named[LabelText | None] = Field(default_factory=dict)
 

@@ -573,8 +573,8 @@ def load_administered(data_dir: Path | None) -> tuple[Settings, str | None]:
         data_dir: Data folder of the server; None: that of the named store, or the only one.
 
     Returns:
-        The settings; and the store that the data folder belongs to, or None if the caller named the
-        store or the folder.
+        The settings; and the store of the data folder if this function chose another store than
+        that of the settings, else None.
 
     Raises:
         SettingsError: See `load_settings`; or there are several data folders to choose from.

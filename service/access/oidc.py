@@ -28,11 +28,13 @@ LEEWAY_SECONDS: Final = 60
 """Largest accepted difference between the clocks of issuer and server."""
 
 FRESH_SECONDS: Final = 300.0
-"""Age up to which keys are used without another request. While the issuer answers, a
-withdrawn key is accepted for this long at most."""
+"""Largest age, in seconds, of the issuer's keys that are used without asking the issuer again.
+
+While the issuer answers, a withdrawn key is accepted for this long at most.
+"""
 
 KEPT_SECONDS: Final = 3600.0
-"""Age up to which keys are used while the issuer does not answer."""
+"""Largest age, in seconds, of keys that are used while the issuer does not answer."""
 
 RETRY_SECONDS: Final = 10.0
 """Shortest time between two requests to the issuer, however many tokens need one."""

@@ -147,7 +147,7 @@ def _start(plane: ControlPlane, automation: Automation, move: EventColumns) -> O
 
     Raises:
         StepChangedError: The listed step is not the one that the alias was moved to: it was saved
-            anew, or its run was made anew.
+            again, or its run was deleted and created again.
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
     """
     by = Caller(name=f"automation:{automation.name}", scope=Scope.OPERATE)

@@ -129,7 +129,7 @@ def annotate_checkpoint(
     seen: Seen,
     attempt: int | None = None,
 ) -> Checkpoint:
-    """Set labels and metrics of a listed step; others stay as they are.
+    """Set labels and metrics of a listed step; its other labels and metrics stay as they are.
 
     Args:
         plane: The control plane.
@@ -147,7 +147,7 @@ def annotate_checkpoint(
         RunNotFoundError, StepNotFoundError: There is no such run or step.
         StepInFlightError: The step is being written.
         StepChangedError: The step is deleted, or about to be; or another attempt than `attempt`
-            saved it, or it was saved anew just now.
+            saved it, or it was saved again just now.
         ResourceChangedError: The step has changed since `seen`.
         UnsupportedFormatError: Invalid labels or metrics; all are listed.
     """

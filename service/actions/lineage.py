@@ -20,8 +20,7 @@ class RunLineage:
     Attributes:
         parents: Ancestors in the catalog, the nearest first.
         forks: Runs that were forked from it, at most `MAX_FORKS`.
-        unknown: URI of the last ancestor's parent, if the catalog does not have it; None: it has
-            none.
+        unknown: URI of a further ancestor, which the catalog does not have; None: there is none.
     """
 
     parents: tuple[Run, ...]

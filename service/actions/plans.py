@@ -43,9 +43,9 @@ class _PlanTarget:
         layout: Layout that places the leaves.
         placed_by: Source of the layout, as one word.
         items: Items to load.
-        particular: Patterns of rules that do not match every path.
+        particular: Patterns of the rules that do not match every path.
         notes: Remarks on the plan.
-        problems: Reasons why the checkpoint cannot be loaded so.
+        problems: Reasons why the checkpoint cannot be loaded on this mesh.
     """
 
     grid: ProcessGrid

@@ -76,11 +76,11 @@ def list_schedules(
 def start_due(plane: ControlPlane, schedule: Schedule, due: datetime) -> tuple[int, bool]:
     """Start the operations that a schedule has due at a moment, except those started before.
 
-    An error of one run is logged, and the others go on.
+    An error of one run is logged, and the other runs go on.
 
     Returns:
-        The number of started operations, and False if a store was silent, so that runs may be
-        missing.
+        The number of started operations, and whether they are complete: False if a store did not
+        answer, so that operations may be missing.
 
     Raises:
         SQLAlchemyError: A database does not answer.
@@ -101,7 +101,12 @@ def start_due(plane: ControlPlane, schedule: Schedule, due: datetime) -> tuple[i
 
 @contextlib.contextmanager
 def _log_failure(where: str, problems: list[Exception]) -> Iterator[None]:
-    """Run the block; log an error that prevents a start, and add it to `problems`."""
+    """Run the block; log an error that prevents a start, and add it to `problems`.
+
+    Args:
+        where: Schedule and root or run, for the log.
+        problems: List to add the error to.
+    """
     try:
         yield
     except (StorageError, ServiceError) as exc:

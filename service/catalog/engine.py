@@ -116,7 +116,7 @@ class Catalog:
 
     @contextmanager
     def connect(self, run: tuple[str, str] | None = None) -> Iterator[Connection]:
-        """Open a connection for a few writes; it is a `write` without the bookkeeping of a session.
+        """Open a connection for a few writes: a `write` without the bookkeeping of a session.
 
         Args:
             run: See `write`.

@@ -215,10 +215,10 @@ class WorkerRow(Base):
 
 
 class AuditRow(Base):
-    """Action that this control plane was asked for; not rebuilt from the store.
+    """Action that was requested of this control plane; not rebuilt from the store.
 
     Written before the action and completed after it. An entry without `outcome` means that the
-    process died in between, and only the store knows what happened.
+    process died in between, and only the store shows what happened.
     """
 
     __tablename__ = "audit_events"
@@ -307,7 +307,7 @@ class WebhookRow(Base):
     url: Mapped[str] = mapped_column(PlainText(2000))
     # Key of the message signatures, so it is stored in plain text.
     secret: Mapped[str] = mapped_column(String(128))
-    # Wanted kinds and roots; null: all.
+    # Kinds and roots of the events to send; null: all.
     kinds: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     roots: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     # Shell pattern of run names.

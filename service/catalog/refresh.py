@@ -49,7 +49,7 @@ FIRST_SCAN_SECONDS: Final = 10
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """Number of rows after a rebuild."""
+    """Numbers of rows after a rebuild."""
 
     runs: int
     checkpoints: int
@@ -245,7 +245,10 @@ class Index:
                 self._scanning[root].release()
 
     def rebuild(self, roots: Mapping[str, StoreURI]) -> Rebuilt:
-        """Read everything anew; the audit trail stays.
+        """Read all roots, as if the catalog had no rows of runs; the audit trail stays.
+
+        Returns:
+            The numbers of rows afterwards.
 
         Raises:
             StoreUnavailableError: A root does not answer.

@@ -61,7 +61,7 @@ def blocks(http: httpx.Client, path: str, start: int) -> Iterator[bytes]:
 
 
 def _fetch(http: httpx.Client, path: str, file: BinaryIO) -> None:
-    """Download into `file`, resume after a break, and compare the checksum of the whole.
+    """Download into `file`, resume after a break, and compare the checksum of the whole file.
 
     The server can't verify a file that it sends in ranges, so the client has to.
     """

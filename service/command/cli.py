@@ -165,7 +165,7 @@ def cairn(
         ),
     ] = None,
 ) -> None:
-    """Handle the options that stand before the name of a command; the help text is `HELP`."""
+    """Handle the options that come before the name of a command; the help text is `HELP`."""
     if env_file is not None:
         from cairn.service.command.variables import read_env_file  # loads all settings
 

@@ -73,7 +73,7 @@ class StepRequest(PageRequest):
         """Raise unless the listed step is the one that the page showed.
 
         Args:
-            attempt: Attempt of the step that the page showed; None: the page showed none.
+            attempt: Attempt of the step that the page showed; None: any attempt is accepted.
 
         Raises:
             StepChangedError: The step was saved again by another attempt.

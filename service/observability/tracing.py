@@ -139,14 +139,13 @@ def span(
     kind: Literal["server", "consumer", "internal"] = "internal",
     carrier: Mapping[str, str] | None = None,
 ) -> Iterator[TracedSpan]:
-    """Record the block as a span, below the current one; an error that leaves it marks it failed.
+    """Record the block as a span; an error that leaves the block marks the span as failed.
 
     Args:
         name: Name of the span.
         kind: OpenTelemetry's kind of span.
-        carrier: Headers, or a similar mapping, whose `traceparent` names the parent; None, or
-            without
-            `traceparent`: the current span is the parent.
+        carrier: Headers, or a similar mapping. Their `traceparent` names the parent; without it the
+            span has no parent. None: the current span is the parent.
     """
     tracer = _tracer
     if tracer is None:

@@ -99,7 +99,7 @@ def create_run(
     plane: PlaneDependency,
     request: Request,
 ) -> Response:
-    """Create a run before its job starts. The job that saves there continues it and its labels.
+    """Create a run before its job starts. The job that saves there later keeps the run's labels.
 
     `Location` has the path of the run. The run lists no step until a job saves one.
     """

@@ -1,4 +1,4 @@
-"""Events of changes in the catalog's rows, in order. Pure."""
+"""Events about changes of the catalog's rows: moved aliases, new states of steps, damage. Pure."""
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""Pruning of old events and their deliveries, once nobody needs them."""
+"""Pruning of old events and their deliveries, once no webhook or automation needs them."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta

@@ -21,15 +21,15 @@ class AsyncAnnotationsConnection(AsyncCleanUpConnection):
         better: Mapping[str, Better | None] | None = None,
         root: str = DEFAULT_ROOT,
     ) -> Checkpoint:
-        """Set labels and metrics of a listed step; others are not changed.
+        """Set labels and metrics of a listed step; its other labels and metrics do not change.
 
         Args:
             run: Name of the run.
             step: A listed step.
-            labels: Values by name; None removes one.
-            metrics: Numbers by name, NaN and infinities too; None removes one.
+            labels: Values by name; None removes a label.
+            metrics: Numbers by name, NaN and infinities too; None removes a metric.
             better: Direction of each metric: "min" if lower is better, "max" if higher is better;
-                None removes one.
+                None removes the direction.
             root: Name of the run's root.
         """
         body = AnnotateRequest(
@@ -47,11 +47,11 @@ class AsyncAnnotationsConnection(AsyncCleanUpConnection):
         *,
         root: str = DEFAULT_ROOT,
     ) -> Run:
-        """Set labels of a run; others are not changed.
+        """Set labels of a run; its other labels do not change.
 
         Args:
             run: Name of the run.
-            labels: Values by name; None removes one.
+            labels: Values by name; None removes a label.
             root: Name of the run's root.
         """
         body = AnnotateRunRequest(labels=dict(labels))

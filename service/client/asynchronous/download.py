@@ -61,7 +61,7 @@ async def blocks(http: httpx.AsyncClient, path: str, start: int) -> AsyncGenerat
 
 
 async def _fetch(http: httpx.AsyncClient, path: str, file: AsyncFile[bytes]) -> None:
-    """Download into `file`, resume after a break, and compare the checksum of the whole.
+    """Download into `file`, resume after a break, and compare the checksum of the whole file.
 
     The server can't verify a file that it sends in ranges, so the client has to.
     """

@@ -18,9 +18,9 @@ async def find_step(client: AsyncClient, address: Address, root: str) -> tuple[s
     """Resolve an address to a run and step.
 
     Raises:
-        AddressError: The address asks for the best by a metric whose direction is unknown.
+        AddressError: The address asks for the best step by a metric whose direction is unknown.
         NoCheckpointError: The run has no checkpoint yet, or none with a value of the metric, or
-            the alias's step is superseded and was saved anew.
+            the alias's step is superseded and was saved again.
         ProblemResponseError: There is no such run or alias.
     """
     if address.best is not None:

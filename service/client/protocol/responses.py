@@ -1,4 +1,4 @@
-"""Translation of problem answers and of foreign answers into errors."""
+"""Conversion of problem answers, and of answers that are not from Cairn, into errors."""
 
 from typing import Any, TypeVar
 

@@ -21,7 +21,7 @@ POLL_SECONDS = 0.5
 """Interval between two queries for waiting jobs; jobs of the same process wake at once."""
 
 REST_SECONDS: Final = 10.0
-"""Longest pause of DBOS's queue threads between two polls, in seconds, unless they are woken."""
+"""Shortest pause of DBOS's queue threads between two polls, in seconds, unless they are woken."""
 
 STOP_SECONDS: Final = 5.0
 """Longest time that `close` waits for a database that does not answer."""

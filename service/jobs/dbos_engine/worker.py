@@ -74,7 +74,7 @@ STOP_TIMEOUT_SECONDS: Final = 30.0
 NOTICE_SECONDS: Final = 1.0
 """Interval at which DBOS notifies listeners of events in PostgreSQL, in seconds.
 
-It need not be short: servers poll, so nobody listens.
+It need not be short: servers poll, so no process listens.
 """
 
 
@@ -300,7 +300,7 @@ class Worker:
                 return run()
             except (JobCancelled, JobsStopping, dbos_errors.DBOSBaseException) as exc:
                 # Either this execution's own flag is set, or DBOS noticed between two steps that
-                # another worker has the operation.
+                # the operation is no longer this worker's.
                 workflow = self._workflow(_own_id())
                 if workflow is not None and workflow.status == CANCELLED:
                     cancelled()
@@ -327,7 +327,7 @@ class Worker:
             failure = execution.failure(exc)
 
             def clean_up() -> Result:
-                # Raises if another worker has the operation.
+                # Raises if the operation is no longer this worker's.
                 execution.progress.set(message="removing what was written")
                 self._abandon(execution, kind.name, request, failure)
                 return {}

@@ -18,7 +18,7 @@ from cairn.service.schemas import AVAILABLE, Artifact, Checkpoint, CheckpointSta
 from cairn.storage.errors import StorageError
 
 _DRAWN: Final = 12
-"""Largest number of nodes that are drawn per kind: forks, exports, rollbacks."""
+"""Largest number of nodes of each kind (forks, exports, rollbacks) that are drawn."""
 
 _STEPS: Final = 100
 _EXPORTS: Final = 50
