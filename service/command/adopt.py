@@ -51,12 +51,13 @@ def adopt(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """List the checkpoints of plain Orbax in a run, without copying them.
+    """List the checkpoints of plain Orbax in a run.
 
-    The command reads each checkpoint once, and never changes anything in FOLDER. A later call adds
-    new checkpoints, and names those that were removed or changed. It needs no running control
-    plane. The exit status is 1 if a checkpoint is not listed, or has changed since it was adopted.
-    With --config and --map each step has an item "model" that `cairn convert` exports.
+    The files stay where they are. The command reads each checkpoint once, and never changes
+    anything in FOLDER. A later call adds new checkpoints, and names those that were removed or
+    changed. It needs no running control plane. The exit status is 1 if a checkpoint is not listed,
+    or has changed since it was adopted. With --config and --map each step has an item "model" that
+    `cairn convert` exports.
     """
     if (config is None) != (paths is None):
         raise typer.BadParameter("--config and --map go together")

@@ -40,7 +40,7 @@ def audit(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show the audit trail of the control plane, newest entry first.
+    """Show the audit trail, newest entry first.
 
     Only administrators of all roots may read it. A FILTER joins conditions with AND, OR, NOT:
     outcome = refused AND NOT caller = "ci". Fields: at, caller, action, root, run, outcome.

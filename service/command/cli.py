@@ -237,7 +237,7 @@ def work(
     adopt_from: AdoptFromOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a worker, which executes jobs of a control plane beside the server.
+    """Run a worker that executes jobs of a control plane.
 
     It needs the settings of the server (CAIRN_*), and a name that no other live worker has. SIGTERM
     or Ctrl-C ends it; interrupted jobs continue at its next start, or another worker takes them

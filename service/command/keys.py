@@ -64,7 +64,7 @@ def create(
     data_dir: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Create a key and print it; it cannot be shown again."""
+    """Create a key and print it; it can't be shown again."""
     from cairn.service.actions import keys  # imports what a server needs
 
     lifetime = None if expires is None else parse_duration(expires)
@@ -119,7 +119,10 @@ def revoke(
     data_dir: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Revoke a key for good; running servers refuse it within seconds."""
+    """Revoke a key for good.
+
+    Running servers refuse it within seconds.
+    """
     from cairn.service.actions import keys  # imports what a server needs
 
     with _plane(data_dir) as (plane, caller):

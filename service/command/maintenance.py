@@ -48,10 +48,10 @@ def backup(
     data_dir: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Copy the databases, which have what the store lacks: audit trail and jobs.
+    """Copy the databases, which have the audit trail and jobs.
 
-    The command copies SQLite databases while they are in use; a server can start with the copies
-    as its data folder. For PostgreSQL it prints the command to run.
+    The store has neither. The command copies SQLite databases while they are in use; a server can
+    start with the copies as its data folder. For PostgreSQL it prints the command to run.
     """
     from cairn.service.command.backup import back_up  # takes seconds
 

@@ -16,7 +16,7 @@ roots_app: Final = typer.Typer(help="List roots, add and remove some.", invoke_w
 
 @roots_app.callback()
 def roots(context: typer.Context, url: UrlOption = None, json: JsonOption = False) -> None:
-    """List the roots of the server, and where each is configured: the settings, or the catalog."""
+    """List the roots, and whether settings or catalog name them."""
     if context.invoked_subcommand is not None:
         return
     with Client(url) as client:
@@ -45,7 +45,10 @@ def add(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Add a root, for every server and worker of the catalog. Nothing is written to it."""
+    """Add a root, for every server and worker of the catalog.
+
+    Nothing is written to it.
+    """
     with Client(url) as client:
         added = client.add_root(name, uri, adopt_from=adopt_from or ())
     if json:

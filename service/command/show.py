@@ -76,7 +76,7 @@ def show(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show one checkpoint: its labels and metrics, its leaves, their sharding.
+    """Show one checkpoint: labels, metrics, leaves, sharding.
 
     On a terminal, numbered layers that are alike share one branch. The command reads only the
     index, unless --stats asks for values. It reads a store URI or path in the store itself.

@@ -57,7 +57,7 @@ def top(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show runs, saves in flight and jobs, again and again; q or Ctrl-C ends it.
+    """Show runs, saves in flight and jobs, until q or Ctrl-C.
 
     For a save, it shows the bytes in the store and, from the second time on, how fast they grow: a
     bucket shows an object only once it is complete. If standard output is not a terminal, the

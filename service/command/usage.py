@@ -21,7 +21,7 @@ def usage(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show the bytes that a run and each of its steps use in the store.
+    """Show the bytes of a run and its steps in the store.
 
     If steps share a file, its bytes count for the first of them only. The command reads a store
     URI, or a path with ./ or / in front, in the store itself.

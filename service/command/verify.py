@@ -145,9 +145,10 @@ def repair(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Rebuild damaged or lost records of a run from its other records.
+    """Rebuild damaged or lost records of a run.
 
-    The exit status is 7 if a record can't be rebuilt. Replaced records are kept below `damaged/`.
+    Records are rebuilt from the run's other records. The exit status is 7 if a record can't be
+    rebuilt. Replaced records are kept below `damaged/`.
     """
     check_run_name(run)
     with Client(url) as client:

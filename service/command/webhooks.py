@@ -50,7 +50,10 @@ def create(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Create a webhook, and print the secret that signs its messages; it cannot be shown again."""
+    """Create a webhook, and print its secret.
+
+    The secret signs the messages. It cannot be shown again.
+    """
     # The file first: if it cannot be created, no webhook is made whose secret is lost.
     with secret_file(output) as file, Client(url) as client:
         created = client.create_webhook(address, kinds=kind or None, roots=root or None, runs=runs)
@@ -71,7 +74,10 @@ def create(
 
 @webhooks_app.command("list")
 def list_webhooks(url: UrlOption = None, json: JsonOption = False) -> None:
-    """List the webhooks, with the number of events that are pending or could not be delivered."""
+    """List the webhooks, with numbers of undelivered events.
+
+    An event is pending until it is delivered, or dead once its last try has failed.
+    """
     with Client(url) as client:
         listed = client.webhooks()
     if json:
@@ -96,7 +102,7 @@ def list_webhooks(url: UrlOption = None, json: JsonOption = False) -> None:
 
 @webhooks_app.command()
 def delete(webhook: WebhookArgument, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Delete a webhook; events that were not delivered are dropped."""
+    """Delete a webhook; undelivered events are dropped."""
     with Client(url) as client:
         client.delete_webhook(webhook)
         left = client.webhooks()
@@ -141,7 +147,10 @@ def redeliver(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Send an event again, even a delivered one; later events of its run wait for it."""
+    """Send an event again, even a delivered one.
+
+    Later events of its run wait for it.
+    """
     with Client(url) as client:
         _print_delivery(client.redeliver(webhook, delivery), json=json)
 

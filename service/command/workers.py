@@ -49,7 +49,7 @@ def workers(context: typer.Context, url: UrlOption = None, json: JsonOption = Fa
 
 @workers_app.command("take-over")
 def take_over(name: WorkerArgument, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Hand the unfinished jobs of a dead worker to the other workers."""
+    """Hand the jobs of a dead worker to other workers."""
     with Client(url) as client:
         taken = client.take_over(name)
     if json:

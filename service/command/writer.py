@@ -44,7 +44,7 @@ def take_over(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """End the attempt of a run's writer; another writer can begin at once.
+    """End the attempt of a run's writer, so that another can begin.
 
     Listed steps stay. A job that still runs under that writer can list no more steps. A job that
     restarts with its writer's id takes the run over by itself, and any job can once the lease has
