@@ -39,8 +39,8 @@ def folder_of_store(uri: str) -> Path:
 def folder_of_any(uri: str) -> tuple[Path, str | None]:
     """Return the databases' folder for a command whose caller has not named a store.
 
-    This is the folder of the store at `uri`, if that has databases, or else of the only store that
-    has.
+    This is the folder of the store at `uri`, if that store or no store has databases; else the
+    folder of the only store that has.
 
     Args:
         uri: URI of the root that is served if the caller names none.

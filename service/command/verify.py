@@ -99,7 +99,7 @@ def _list_verification(run: str, verification: dict[str, Any]) -> None:
 
 
 def _newest_sound(client: Client, run: str, root: str) -> int | None:
-    """Return the highest listed step that is not damaged; None: there is none."""
+    """Return the highest listed step that is not damaged; None if there is none."""
     sound = CheckpointState.LISTED
     listed = client.checkpoints(run, root=root, state=sound, page_size=1, refresh=True)
     first = next(listed, None)
