@@ -15,11 +15,11 @@ __all__ = ["programs"]  # the fixture
 MYPY = [
     r"def \(.*\) -> cairn\.state\S*\.EasyDeLState",
     r"cairn\.state\S*\.EasyDeLState",
-    r"cairn\.storage\.training\.saving\.save_handle\.SaveHandle",
+    r"cairn\.state\.checkpointing\.saves\.save_handle\.SaveHandle",
     r"def \(.*\) -> cairn\.service\.client\.client\.Client",
     r"int \| None",
     r"typing\.AsyncGenerator\[cairn\.service\.schemas\.Run, None\]",
-    r"def \(.*\) -> cairn\.storage\.training\.checkpointer\.Checkpointer",
+    r"def \(.*\) -> cairn\.state\.checkpointing\.checkpointer\.Checkpointer",
     r"def \(.*\) -> cairn\.state\S*\.RunSaver",
     r"def \(.*\) -> cairn\.state\S*\.TrainState",
     r"def \(.*\) -> cairn\.storage\.reading\.reader\.CheckpointReader",

@@ -1,6 +1,6 @@
 """What no test thought of: requests made from the API's own document, valid and not.
 
-`make fuzz` asks 10,000 times and more. `make test` asks a fifth of the operations for every bound
+`make fuzz` asks 10,000 times and more. `make test` asks a tenth of the operations for every bound
 of their schemas, and the others a few times.
 """
 
@@ -57,7 +57,7 @@ def config(url: str, path: Path) -> Path:
     text = (FOLDER / "schemathesis.toml").read_text(encoding="utf-8")
     for operations in httpx.get(f"{url}/openapi.json").json()["paths"].values():
         for name in sorted(operation["operationId"] for operation in operations.values()):
-            if not is_long() and name not in text and crc32(f"{name} {seed()}".encode()) % 5:
+            if not is_long() and name not in text and crc32(f"{name} {seed()}".encode()) % 10:
                 text += f'\n[[operations]]\ninclude-operation-id = "{name}"\n'
                 text += "phases.coverage.enabled = false\n"
     path.write_text(text, encoding="utf-8")
@@ -106,4 +106,4 @@ def test_requests_made_from_the_document_find_no_fault(tmp_path):
     assert not told["failures"]
     assert not told["errors"]
     assert told["operations"]["tested"] == told["operations"]["selected"]
-    assert sum(told["test_cases"].values()) >= trials(short=300, long=10_000), told["test_cases"]
+    assert sum(told["test_cases"].values()) >= trials(short=200, long=10_000), told["test_cases"]
