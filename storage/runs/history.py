@@ -1,9 +1,9 @@
-"""Steps of a run as its records show them at one moment, and what is wrong with the records.
+"""Steps of a run as its records show them at one moment, and the errors of the records.
 
-If a record is lost, damaged or in another's place, others show it: an attempt is named by the next
-one, by the lease and by its manifests; the step that was last reported durable by the lease; a step
-that had overwritten another by attempts. Everything that the remaining records prove is judged;
-nothing else is guessed.
+If a record is lost, damaged or in the place of another, other records show that: the next attempt,
+the lease and manifests name an attempt; the lease names the step that was last reported durable;
+attempts name a step that had overwritten another. The state of a step is derived only from what the
+remaining records prove.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -59,10 +59,10 @@ __all__ = [
 ]
 
 StepKey = tuple[int, int]
-"""(step, attempt)."""
+"""Key of a step: (step, attempt)."""
 
 _LOOKS: Final = 5
-"""Tries of a reading while the lease changes and names what the reading did not show."""
+"""Number of tries to read a history while the lease changes and names records not read yet."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ class History:
     Attributes:
         published: (step, attempt) of every manifest, by step.
         deleted: (step, attempt) of every tombstone.
-        lost: steps whose manifest is gone without a tombstone that explains it: the one that was
-            last reported durable, and those that had overwritten a step that still exists.
-        doubted: deleted steps, above all listed ones, whose tombstone is another step's record.
-        attempts: every attempt, as far as they are known.
-        problems: errors of the records that decide about steps, by name.
+        lost: steps whose manifest is gone without a tombstone that explains it: the step that was
+            last reported durable, and steps that had overwritten one that still exists.
+        doubted: deleted steps above all listed ones whose tombstone is the record of another step.
+        attempts: every attempt, as far as records show them.
+        problems: errors of the records that decide about steps, by the record's name.
     """
 
     published: tuple[StepKey, ...]
@@ -87,10 +87,11 @@ class History:
     doubted: frozenset[StepKey] = frozenset()
 
     def require_whole(self) -> None:
-        """Raise if any of the records is damaged or lost. Call it before deleting.
+        """Raise an error if a record is damaged or lost. Call this before deleting.
 
         Raises:
-            UnsupportedFormatError, CorruptionError: one is; all are named.
+            UnsupportedFormatError, CorruptionError: a record is damaged or lost; all such are
+                named.
         """
         for error in self.problems.values():
             raise type(error)(
@@ -121,7 +122,7 @@ class History:
             if key in trashed:
                 return StepState.TRASHED
             counts = {least.get(step) == attempt, most.get(step) == attempt}
-            # It counts under the one assumption about unknown attempts, not under the other.
+            # The step counts under only one of the two assumptions about unknown attempts.
             if len(counts) > 1:
                 return StepState.UNJUDGED
             return StepState.LISTED if True in counts else StepState.SUPERSEDED
@@ -129,7 +130,7 @@ class History:
         return [(key, state(key)) for key in (self.published if keys is None else keys)]
 
     def listed(self, *, undeleted: Collection[StepKey] = ()) -> dict[int, int]:
-        """Return the steps that are listed for certain, each with the attempt that holds it."""
+        """Return the steps that are certainly listed -> the attempt that holds each of them."""
         judged = self.states(undeleted=undeleted)
         return {step: number for (step, number), state in judged if state is StepState.LISTED}
 
@@ -144,10 +145,10 @@ class History:
         return replace(self, published=published, lost=self.lost - {key})
 
     def latest(self) -> StepKey | None:
-        """Return the highest listed step, or None.
+        """Return (step, attempt) of the highest listed step; None if no step is listed.
 
         Raises:
-            UnsupportedFormatError, CorruptionError: a record that would decide it is damaged or
+            UnsupportedFormatError, CorruptionError: a record that decides about it is damaged or
                 lost.
         """
         judged = self.states()
@@ -163,10 +164,11 @@ class History:
         return highest
 
     def require_judged(self, step: int) -> None:
-        """Raise if the records don't decide which attempt holds `step`.
+        """Raise an error if the records don't show which attempt holds `step`.
 
         Raises:
-            UnsupportedFormatError, CorruptionError: they don't.
+            UnsupportedFormatError, CorruptionError: a record that decides about it is damaged or
+                lost.
         """
         least, most = self._holders()
         for key in self.doubted:
@@ -179,9 +181,10 @@ class History:
             raise next(self.problems[attempt_file(number)] for number in self.attempts.unknown)
 
     def _holders(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Return the holders of steps if unknown attempts superseded nothing, and if all they can.
+        """Return step -> attempt that holds it, under two assumptions about unknown attempts.
 
-        Where both agree, the result is certain whatever the unknown attempts did.
+        The first: they superseded nothing. The second: they superseded every earlier step. Where
+        both results agree, the holder is certain.
         """
         saved = self.deleted.union(self.published, self.lost)
         attempts, unknown = self.attempts.known, self.attempts.unknown
@@ -198,19 +201,19 @@ class History:
 
 
 def published_steps(objects: ObjectStore) -> list[StepKey]:
-    """List (step, attempt) of every manifest, by step; from names alone."""
+    """Return (step, attempt) of every manifest, by step; only names are read."""
     names = (parse_manifest_file(name) for name in objects.list(MANIFESTS))
     return sorted(key for key in names if key is not None)
 
 
 def trashed_steps(objects: ObjectStore) -> set[StepKey]:
-    """List (step, attempt) of every deleted step; from names alone."""
+    """Return (step, attempt) of every deleted step; only names are read."""
     names = (parse_trash_file(name) for name in objects.list(TRASH))
     return {key for key in names if key is not None}
 
 
 def overwriting(key: StepKey, attempts: Iterable[Attempt]) -> set[StepKey]:
-    """Return (step, attempt) of lower steps whose publication would supersede `key` too."""
+    """Return (step, attempt) of lower steps whose publication would also supersede `key`."""
     step, attempt = key
     return {
         (later.overwrites, later.number)
@@ -220,7 +223,7 @@ def overwriting(key: StepKey, attempts: Iterable[Attempt]) -> set[StepKey]:
 
 
 def saved_among(objects: ObjectStore, keys: Collection[StepKey]) -> list[StepKey]:
-    """Return those of the steps that have a manifest or a tombstone."""
+    """Return the steps of `keys` that have a manifest or a tombstone."""
     names = [name for key in keys for name in (manifest_file(*key), trash_file(*key))]
     present = objects.existing(names)
     return [key for key in keys if present.intersection((manifest_file(*key), trash_file(*key)))]
@@ -233,16 +236,18 @@ def certain_holder(
     published: Collection[StepKey],
     deleted: Collection[StepKey],
 ) -> int | None:
-    """Return the attempt that holds a step, if it is listed for certain; None: read the history.
+    """Return the attempt that holds a step, if the step is certainly listed.
+
+    None: it is uncertain, and the whole history must be read.
 
     Args:
         step: the step.
         lease: the lease, read before the attempts.
         attempts: attempts of the run.
-        published: (step, attempt) of every manifest of this step, and of the existing steps among
-            those of `overwriting`, tombstones of the latter included.
-        deleted: (step, attempt) of this step's tombstones, from the newest attempt that has
-            published it on.
+        published: (step, attempt) of every manifest of this step, and of the steps of `overwriting`
+            that have a manifest or a tombstone.
+        deleted: (step, attempt) of this step's tombstones, at least those of the newest attempt
+            that published it and of later ones.
     """
     if lease is None or attempts.problems or not published:
         return None
@@ -264,7 +269,7 @@ def certain_holder(
 
 
 def judge_lease(objects: ObjectStore) -> tuple[Lease | None, dict[str, StorageError]]:
-    """Read the lease, and return it with its error, if any."""
+    """Return the lease or None, and its error by name, if there is one."""
     return _parsed_lease(objects, objects.read(LEASE_FILE))
 
 
@@ -279,12 +284,12 @@ def _parsed_lease(
 
 
 class RunListing(NamedTuple):
-    """Result of one round of requests about a run.
+    """Result of one round of concurrent requests about a run.
 
     Attributes:
-        lease: the lease's record, as stored.
+        lease: the stored record of the lease; None if there is none.
         published: (step, attempt) of every manifest, by step.
-        attempts: names of the records of attempts; None: they were not listed.
+        attempts: names of the records of attempts; None if they were not listed.
         folders: names of the folders of attempts.
     """
 
@@ -295,20 +300,22 @@ class RunListing(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """True if nobody has begun here: a writer first takes the lease."""
+        """True if no writer has begun here: a writer takes the lease first."""
         return not (self.lease or self.published or self.folders) and self.attempts == []
 
 
 def seen_in(
     objects: ObjectStore, listing: RunListing, history: History, latest: StepKey | None
 ) -> Seen | None:
-    """Return the state that a start may use if it takes the lease unchanged; None if it may not.
+    """Return the run's state for a start that takes the lease while it is unchanged.
+
+    None if the lease is lost.
 
     Args:
         objects: the run's objects.
         listing: the listing of the run.
-        history: the history since then, from `history_since`.
-        latest: the last listed step.
+        history: the history that `history_since` returned for the listing.
+        latest: the highest listed step; None if there is none.
     """
     lease, _ = _parsed_lease(objects, listing.lease)
     if lease is None and (history.published or history.attempts.known or listing.folders):
@@ -324,7 +331,7 @@ def seen_in(
 
 
 def list_records(objects: ObjectStore) -> RunListing:
-    """Read the lease and list manifests and attempts in one round; nothing is parsed."""
+    """Return the lease, and the names of manifests and attempts, read in one round; not parsed."""
     lease, published, entries = objects.gather(
         lambda: objects.read(LEASE_FILE),
         lambda: published_steps(objects),
@@ -334,11 +341,11 @@ def list_records(objects: ObjectStore) -> RunListing:
 
 
 def read_history(objects: ObjectStore, listing: RunListing | None = None) -> History:
-    """Read the steps of a run, from names, the records of attempts and the lease alone.
+    """Return the history of a run, from names, the records of attempts and the lease.
 
     Args:
         objects: the run's objects.
-        listing: a listing made just now: it saves two rounds of three, for one more request.
+        listing: a listing made just now; with it, one round of requests may do instead of three.
     """
     if listing is None:
         lease, published = objects.gather(
@@ -350,7 +357,7 @@ def read_history(objects: ObjectStore, listing: RunListing | None = None) -> His
 
 
 def history_since(objects: ObjectStore, listing: RunListing) -> History | None:
-    """Read the steps of a run that was looked at just now; return None if they must be read anew.
+    """Return the history of a run that was just listed; None if it must be read in order.
 
     A round sends all requests at once, so their order is undefined. Its result is used only if it
     equals what `read_history` would have read in order: manifests after the lease, because they
@@ -360,7 +367,7 @@ def history_since(objects: ObjectStore, listing: RunListing) -> History | None:
     lease, problems = _parsed_lease(objects, listing.lease)
     noted = None if lease is None else lease.durable
     begun = None if lease is None else lease.begun
-    # The lease names a step that the listing lacks: it may be lost, or the listing stale.
+    # The lease names a step that the listing lacks: the step is lost, or the listing stale.
     if problems or (noted is not None and noted not in listing.published):
         return None
     deleted, attempts, again = objects.gather(
@@ -383,7 +390,9 @@ def history_since(objects: ObjectStore, listing: RunListing) -> History | None:
 
 
 def _in_order(objects: ObjectStore) -> History:
-    """Read the steps in order, one request after the other, despite damage or concurrent change.
+    """Return the history, read in order, one request after the other.
+
+    The result is right despite damaged records and concurrent changes.
 
     The lease is read first, because everything it names existed before. Manifests come before
     tombstones, because a removal deletes the manifest first. Both come before attempts, so that the
@@ -398,7 +407,7 @@ def _in_order(objects: ObjectStore) -> History:
         deleted = trashed_steps(objects)
         attempts = judge_attempts(objects, begun, deleted.union(published))
         lost = set()
-        # What lies in the place of the durable step's tombstone is another record: it proves no
+        # In the place of the durable step's tombstone is another record, which proves no
         # deletion.
         if noted in deleted.difference(published) and misplaced(objects, trash_file(*noted)):
             deleted.discard(noted)
@@ -420,13 +429,16 @@ def _in_order(objects: ObjectStore) -> History:
         history = History(tuple(published), frozenset(deleted), frozenset(lost), attempts, problems)
         history = _with_doubts(objects, history)
         if not history.problems or judge_lease(objects)[0] == lease:
-            break  # otherwise what the old lease named was removed meanwhile: read again
+            break  # else the step that the old lease named was removed: read again
     assert history is not None
     return history
 
 
 def _with_doubts(objects: ObjectStore, history: History) -> History:
-    """Add the errors of the tombstones that hide a step above the latest one; one read for each."""
+    """Return the history with errors of tombstones that hide a step above the latest listed one.
+
+    It reads each of these tombstones.
+    """
     names = {key: trash_file(*key) for key in _hidden(history)}
     wrong = {key: error for key, name in names.items() if (error := misplaced(objects, name))}
     problems = {names[key]: error for key, error in wrong.items()}
@@ -434,7 +446,7 @@ def _with_doubts(objects: ObjectStore, history: History) -> History:
 
 
 def _hidden(history: History) -> Iterator[StepKey]:
-    """Yield the deleted steps above all listed ones, which would be listed if not deleted."""
+    """Yield deleted steps above all listed ones that would be listed if they were not deleted."""
     if not history.deleted:
         return
     published = set(history.published)
@@ -450,7 +462,7 @@ def _hidden(history: History) -> Iterator[StepKey]:
 def _left_by(
     attempts: AttemptsFound, published: list[StepKey], objects: ObjectStore
 ) -> Iterator[StepKey]:
-    """Yield steps that attempts with damaged or lost records have saved, by their folders.
+    """Yield steps that attempts with damaged or lost records saved, as their folders show.
 
     Such a step was published if a later step of the same attempt was: steps only go up within an
     attempt, and no attempt goes on after a save that failed.
@@ -471,12 +483,12 @@ def _left_by(
 def _with_what_steps_tell(
     attempts: AttemptsFound, saved: Collection[StepKey], objects: ObjectStore
 ) -> AttemptsFound:
-    """Infer what attempts with damaged records have overwritten, and whose base step they kept.
+    """Return attempts with `overwrites` and `base_attempt` inferred where records are damaged.
 
     An attempt saves no step up to its base step, except one that it was begun to overwrite, which
-    it saves first. Of the copies of its base step it kept the last one. If the manifest or
-    tombstone of that first step is a record of another place, the step may or may not have been
-    saved. Then nothing shows what the attempt has overwritten, and it counts as unknown.
+    it saves first. It keeps the last copy of its base step. If the manifest or tombstone of the
+    first saved step is a record of another place, that step may or may not have been saved; the
+    attempt then counts as unknown.
     """
 
     def filled(attempt: Attempt) -> Attempt | None:
@@ -511,10 +523,10 @@ def _missed(
     saved: set[StepKey],
     noted: StepKey | None,
 ) -> set[StepKey]:
-    """Return steps that were published, that no listing shows, and whose loss matters.
+    """Return lost steps: published steps without manifest and tombstone whose loss matters.
 
-    A step that had overwritten another keeps its tombstone while the other exists, see
-    `end_removal`. Other steps may leave no trace, so their absence is no loss.
+    Those are the step that the lease names, and steps that had overwritten another: they keep a
+    tombstone while the other exists, see `end_removal`. Other deleted steps leave no trace.
     """
     shown = deleted.union(published)
     saved = saved - shown
@@ -525,7 +537,7 @@ def _missed(
         overwrites = {attempt.number: attempt.overwrites for attempt in attempts}
 
         def has_overwritten(step: int, number: int) -> bool:
-            """Return True if another step would count if this one had never been published."""
+            """Return True if this step hides another one that would count without it."""
             if counts.get(step, number) < number:
                 return True
             later = (holder for other, holder in counts.items() if other > step)

@@ -55,16 +55,16 @@ __all__ = [
 ]
 
 LEASE_TTL_SECONDS = 60.0
-"""Time until a lease expires unless it is renewed."""
+"""Seconds until a lease expires unless it is renewed."""
 
 DEAD_AFTER_SECONDS = 24 * 3600.0
-"""Time after a lease's expiry from which its writer counts as dead, not only paused."""
+"""Seconds after a lease's expiry from which its writer counts as dead, not only paused."""
 
 CLOCK_MARGIN_SECONDS = 15.0
-"""Largest expected difference of two clocks: another writer waits this long after an expiry."""
+"""Largest expected difference of two clocks in seconds; writers wait this long after an expiry."""
 
-# Each failed try means that another process changed the lease. So many in a row come from a
-# misconfiguration, such as many processes with one writer id.
+# Each failed try means that another process changed the lease. This many failures in a row
+# come from a misconfiguration, such as many processes with one writer id.
 _CAS_TRIES = 50
 
 Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
@@ -74,10 +74,10 @@ class Lease(Record):
     """Record of who may start the next attempt without waiting.
 
     Attributes:
-        writer: id of the writer that holds it.
-        attempt: the attempt that it was taken for.
-        expires: RFC 3339 in UTC.
-        released: the writer gave it back; anybody may take it at once.
+        writer: id of the writer that holds the lease.
+        attempt: the attempt for which it was taken.
+        expires: time of expiry, RFC 3339 in UTC.
+        released: whether the writer gave it back, so that any writer may take it at once.
         instance: id of the process, among those that share the writer's id.
         durable: (step, attempt) that was last reported durable. A start keeps that step even if the
             store shows it a stale listing of manifests.
@@ -95,21 +95,21 @@ class Lease(Record):
     begun: Begun | None = Field(default=None, exclude_if=lambda field: field is None)
 
     def is_alive(self, now: datetime) -> bool:
-        """Return True until it is released or has expired, plus the clock margin."""
+        """Return True until the lease is released or expired for `CLOCK_MARGIN_SECONDS`."""
         margin = timedelta(seconds=CLOCK_MARGIN_SECONDS)
         return not self.released and now < from_rfc3339(self.expires) + margin
 
 
 def is_dead(lease: Lease, now: datetime) -> bool:
-    """Return True if the lease's writer is presumed gone for good, not only paused."""
+    """Return True if the lease expired so long ago that its writer counts as dead."""
     return now >= from_rfc3339(lease.expires) + timedelta(seconds=DEAD_AFTER_SECONDS)
 
 
 def read_lease(objects: ObjectStore) -> Lease | None:
-    """Read the run's lease, alive or not.
+    """Return the run's lease, expired or not; None if there is none.
 
     Raises:
-        UnsupportedFormatError, CorruptionError: it can't be read.
+        UnsupportedFormatError, CorruptionError: the lease can't be read.
     """
     stored = read_record(objects, LEASE_FILE, Lease)
     return None if stored is None else stored[0]
@@ -118,14 +118,14 @@ def read_lease(objects: ObjectStore) -> Lease | None:
 class Seen(NamedTuple):
     """State of a run as read before its lease is taken.
 
-    It is valid only if the lease is still the one that was read: whoever publishes a step or begins
-    an attempt changes the lease before reporting it.
+    It is valid only while the lease is unchanged: a writer that publishes a step or begins an
+    attempt changes the lease before it reports that.
 
     Attributes:
-        lease: the lease as read; None: there was neither a lease nor an attempt.
+        lease: the lease that was read; None: there was neither a lease nor an attempt.
         generation: generation of the lease's record.
         newest: the newest attempt, (0, -1) if there is none.
-        highest: the highest number in use for an attempt or a folder.
+        highest: the highest number that an attempt or a folder has.
         kept: the last step to keep.
     """
 
@@ -171,7 +171,7 @@ def begin_attempt(
     before: Attempt | None = None,
     ends: int | None = None,
 ) -> Attempt:
-    """Start an attempt as `start_attempt` does, and record it in the lease."""
+    """Start an attempt as `start_attempt` does, record it in the lease, and return it."""
     started = start_attempt(
         objects,
         writer=writer,
@@ -207,7 +207,7 @@ def start_attempt(
     seen: Seen | None = None,
     ends: int | None = None,
 ) -> Started:
-    """Take the lease and create the next attempt, once the store is known to keep its promises.
+    """Take the lease and create the next attempt; check the store's promises meanwhile.
 
     The same writer takes its own lease over at once, since a restarted job must not wait for an
     expiry. Another writer has to wait until the lease has expired, plus the clock margin.
@@ -218,27 +218,27 @@ def start_attempt(
         base_step: the last step to keep, with its attempt if known; -1 for none. A function is
             called while the lease is held, so that it sees all that an earlier writer published. It
             may be called again.
-        overwrites: the step that this attempt is begun to overwrite, if any. The attempt saves no
-            step before it.
+        overwrites: the step that this attempt is begun to overwrite, and which it saves first;
+            None: no step.
         clock: returns the current time in UTC.
         ttl: how long the lease lasts unless renewed, in seconds.
         instance: id of this process, among those with the same writer id.
         before: the attempt that this process has held so far. It must still be the newest: a
             process that was paused and wakes up must not take the run from its own successor.
-        seen: the run's state as just read, used in place of `base_step` and of further requests;
-            only without `before`.
+        seen: the run's state as just read, which replaces `base_step` and further requests; not
+            allowed with `before`.
         ends: an attempt whose lease is taken although its writer is alive, because a person asked
             for it.
 
     Returns:
-        The argument for `note_begun`. If this process dies before it calls that, only the attempt's
-        own record shows the attempt, as after a death within this function.
+        The argument for `note_begun`. If this process dies before it calls `note_begun`, only the
+        attempt's own record shows the attempt.
 
     Raises:
         LeaseHeldError: another writer holds the lease.
         FencedError: the run was taken over since `before`.
         UnsupportedFormatError, CorruptionError: the lease or the record of an attempt is damaged or
-            missing: which steps count would be a guess.
+            missing, so that nothing decides which steps count.
         StoreCheckError: the store does not keep the promises that runs depend on.
     """
     probe = begin_probe(objects.uri)  # runs while the lease is taken
@@ -275,7 +275,7 @@ def start_attempt(
             keep, keeper = kept if isinstance(kept, tuple) else (kept, None)
             if seen is None:
                 probe.ensure_passed()
-            else:  # it keeps every step, so it does no harm while the probe goes on
+            else:  # it keeps every step, so it is harmless while the probe runs
                 probe.ensure_exclusive_create()
             begun = create_attempt(
                 objects,
@@ -298,12 +298,12 @@ def start_attempt(
             # An attempt that goes back keeps no step above its base.
             goes_back = lease.durable is not None and lease.durable[0] > begun.base_step
             return Started(begun, stored_lease, goes_back, probe)
-        number += 1  # another start was first and may have saved: ask again what to keep
+        number += 1  # another start was first and may have saved: ask again for the step to keep
         seen = None
 
 
 def _ensure_sound(objects: ObjectStore, probe: Probe, begun: Attempt, clock: Clock) -> None:
-    """Wait for the probe; give the lease back if the store failed it."""
+    """Wait for the probe; if the store failed it, give the lease back and raise its error."""
     try:
         probe.ensure_passed()
     except BaseException:
@@ -313,7 +313,10 @@ def _ensure_sound(objects: ObjectStore, probe: Probe, begun: Attempt, clock: Clo
 
 
 def note_begun(objects: ObjectStore, started: Started) -> Held | None:
-    """Record in the lease that an attempt has begun; return None if another holds it by now."""
+    """Record in the lease that an attempt has begun; return the lease.
+
+    None if another attempt holds the lease by now.
+    """
 
     def durable(now: Lease) -> tuple[int, int] | None:
         return None if started.goes_back else now.durable
@@ -322,18 +325,17 @@ def note_begun(objects: ObjectStore, started: Started) -> Held | None:
 
 
 def interrupted_start(objects: ObjectStore, before: Attempt) -> Attempt:
-    """Return the newest attempt that this process began, even if it never learned of it.
+    """Return the newest attempt that this process began, even if the start was interrupted.
 
-    A start that is interrupted, or whose answer is lost, may have created its attempt all the same.
-    The lease shows it: whoever else begins an attempt first writes an instance of its own there.
-    The attempt that a lease is taken for does not exist at that moment, so it is this process's own
-    if the lease still has this process's instance. Attempts are therefore listed before the lease
-    is read: a lease that was read first could have passed to a process that created that very
-    number.
+    A start that is interrupted, or whose answer is lost, may still have created its attempt. The
+    lease decides: every process writes its own instance into the lease before it begins an attempt,
+    at a time when that attempt does not exist yet. So if the lease has this process's instance, the
+    attempt is its own. Attempts are listed before the lease is read; in the other order, the lease
+    could pass to a process that then creates the same number.
 
     Args:
         objects: the run's objects.
-        before: the last attempt that this process knows to have begun.
+        before: the last attempt of which this process knows that it began it.
     """
     newest = newest_number(objects)
     lease = read_lease(objects)
@@ -349,23 +351,24 @@ def note_durable(
 ) -> Held | None:
     """Record in the lease that `step`, published in `attempt`, is about to be reported durable.
 
-    Does nothing if somebody else holds the lease by now: the new holder listed the manifests after
-    this one was published. It also does nothing if the run was removed, or removed and begun anew.
+    Does nothing if another process holds the lease by now, since the new holder listed the
+    manifests after this one was published; nor if the run was removed, or removed and created
+    again.
 
     Args:
         objects: the run's objects.
-        attempt: the attempt that is held.
+        attempt: the attempt of the caller.
         step: the step that was published.
-        last: the lease as last written, if known; it saves a request.
+        last: the lease as last written, which saves a request; None: it is read.
 
     Returns:
-        The lease with the step, which the next holder will find. None: nothing was recorded.
+        The lease with the step; None if nothing was recorded.
     """
     return _note(objects, attempt, lambda _: (step, attempt.number), last)
 
 
 def forget_durable(objects: ObjectStore, key: tuple[int, int]) -> None:
-    """Remove the step from the lease, if it names it: the step's tombstone is about to go."""
+    """Remove a step from the lease, if the lease names it, before its tombstone is removed."""
 
     def forgotten(lease: Lease | None) -> Lease | None:
         if lease is None or lease.durable != key:
@@ -399,7 +402,7 @@ def renew(
     clock: Clock = utc_now,
     ttl: float = LEASE_TTL_SECONDS,
 ) -> Held:
-    """Extend the lease of `attempt` to `ttl` seconds from now, and return it.
+    """Extend the lease of `attempt` to `ttl` seconds from now, and return the lease.
 
     Raises:
         FencedError: the lease was taken for a later attempt, or by another writer.
@@ -434,8 +437,8 @@ def release(objects: ObjectStore, attempt: Attempt, *, clock: Clock = utc_now) -
 def holds_lease(objects: ObjectStore, attempt: Attempt) -> bool:
     """Return True unless the lease was taken for a later attempt, or by another writer.
 
-    A process that takes the lease over lists the steps to keep only afterwards. While this returns
-    True, all steps published so far will therefore be among them.
+    A process that takes the lease over lists the steps to keep only afterwards. So while this
+    returns True, it will keep all steps published so far.
     """
     lease = read_lease(objects)
     return lease is None or (lease.writer, lease.attempt) == (attempt.writer, attempt.number)
@@ -491,9 +494,8 @@ def _taking(
             )
         if before is not None and not lease.released and lease.instance != attempt.instance:
             raise _replaced(objects, before, lease)
-        # The attempt of another instance, which gave the lease back, may exist. This process must
-        # never find that number in a lease of its own: `interrupted_start` would take the attempt
-        # for its own.
+        # Another instance, which gave the lease back, may have created this attempt. Its number
+        # must not be in a lease of this process: `interrupted_start` would mistake it for its own.
         skips = before is not None and lease.instance != attempt.instance
         number = max(attempt.number, lease.attempt + skips)
         return _lease(writer, number, attempt.instance, clock, ttl, lease)
@@ -506,13 +508,13 @@ def _change(
     decide: Callable[[Lease | None], Lease | None],
     last: Held | None = None,
 ) -> Held | None:
-    """Change the lease by compare-and-swap, and return it as written.
+    """Change the lease by compare-and-swap, and return it as written; None if it was left alone.
 
     Args:
         objects: the run's objects.
-        decide: makes the new lease of the present one, or None to leave it. It is called again if
-            another process was faster.
-        last: the lease as last known, tried first without reading; by default it is read.
+        decide: returns the new lease for the present one, or None to leave it alone. It is called
+            again if another process was faster.
+        last: the lease as last written, which is tried first without reading; None: it is read.
     """
     stored: tuple[Lease, bytes] | None = last
     for number in range(_CAS_TRIES):

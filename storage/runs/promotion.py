@@ -1,4 +1,4 @@
-"""Promotion: an alias moves to a step, which is held meanwhile so that no deletion of it begins."""
+"""Promotion: an alias moves to a step, which is marked as in use so that it is not deleted."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -49,38 +49,37 @@ def promote_step(
     check: Callable[[StepInfo], None] | None = None,
     later: Callable[[Callable[[], None]], object] | None = None,
 ) -> Alias:
-    """Point `alias` at a listed step, if the alias is still as the caller last saw it.
+    """Point `alias` at a listed step, if the alias is unchanged since the caller read it.
 
-    The caller waits for four round trips to the store: a look at all names that matter; the hold,
-    with a closer look; another look, now that the step is held; the move of the alias. Damage that
-    is noted before the third is seen there.
+    This takes four round trips to the store: list the relevant names; mark the step as in use and
+    read its records; read them again now that it is marked; move the alias. Damage that is noted
+    before the third round trip is noticed.
 
     Args:
         run: the run.
         step: one of its listed steps.
         alias: the alias.
         by: the caller's name.
-        reason: why.
-        expect: the alias's sequence last seen; None: it must not exist. A deleted alias does not
-            exist.
-        lost: the alias's last event known elsewhere, if the store may have lost it: the move comes
-            after it.
-        opened: False if the caller has not checked that the run exists; then it is checked here.
-        check: called with the step right before the alias moves, while the step is held. If it
+        reason: reason of the promotion, for the alias's history.
+        expect: the alias's sequence that the caller last read; None: the alias must not exist. A
+            deleted alias does not exist.
+        lost: the alias's last event according to another record; if the store has lost it, it is
+            restored to the history before the move.
+        opened: False if the caller has not checked that the run exists; it is then checked here.
+        check: called with the step right before the alias moves, while the step is in use. If it
             raises, the alias stays.
-        later: receives the function that releases the hold, to call it soon in the background. By
-            default the hold is released before this returns.
+        later: receives the function that removes the mark, to call it soon in the background; None:
+            the mark is removed before this returns.
 
     Raises:
         RunNotFoundError: there is no such run, and `opened` is False.
-        StepNotFoundError: the step is not listed; or it was adopted, and its owner has removed it.
-        StepInFlightError: it is being written.
-        StepDamagedError: its last verification has failed; there is no way to promote it all the
-            same.
-        CorruptionError: it was adopted, and a listing shows that its owner has changed it; or the
-            annotation that would show damage can't be read.
+        StepNotFoundError: the step is not listed; or it was imported, and its owner has removed it.
+        StepInFlightError: the step is being written.
+        StepDamagedError: the step's last verification failed; it can't be promoted for any reason.
+        CorruptionError: the step was imported, and a listing shows that its owner has changed it;
+            or its annotation, which would show damage, can't be read.
         PreconditionFailedError: the alias changed; `current` is the `Alias` or None.
-        StepChangedError: the step was deleted meanwhile, or is about to be; the alias is unchanged.
+        StepChangedError: the step was deleted meanwhile, or is about to be; the alias stays.
         InvalidURIError: `alias` is not a valid alias name, or `step` is not a step number.
     """
     look = _Look.at(run, check_step(step), alias, opened)
@@ -97,7 +96,7 @@ def promote_step(
             by=by,
             reason=reason,
             expect=expect,
-            # If it has moved since that look, the compare-and-swap fails.
+            # If the alias has moved since it was read, the compare-and-swap fails.
             seen=look.alias,
             lost=lost,
         )
@@ -110,9 +109,9 @@ class _Look(NamedTuple):
     """Result of one round trip about a run, a step of it and an alias; nothing is certain yet.
 
     Attributes:
-        step: the step.
-        lease: the lease, as stored.
-        alias: the alias, as stored.
+        step: number of the step.
+        lease: the stored record of the lease.
+        alias: the stored record of the alias.
         attempts: names of the records of attempts.
         published: (step, attempt) of the step's manifests.
         deleted: (step, attempt) of the step's tombstones.
@@ -144,7 +143,7 @@ class _Look(NamedTuple):
 
     @property
     def candidate(self) -> StepKey | None:
-        """Only copy of the step that can be listed: what supersedes it supersedes earlier ones."""
+        """The step's newest copy, the only one that may be listed; None if there is none."""
         newest = max(self.published, default=None)
         return None if newest is None or newest in self.deleted else newest
 
@@ -155,7 +154,7 @@ def _attempts(run: Run) -> list[str]:
 
 
 def _held_and_judged(run: Run, look: _Look, hold: ExitStack, *, by: str, alias: str) -> StepInfo:
-    """Return the listed step, held until `hold` ends."""
+    """Return the listed step, which is marked as in use until `hold` ends."""
 
     def hold_it(key: StepKey) -> Damage | None:
         reason, noted = f"promote it to {alias!r}", partial(damage_of, run, key)
@@ -165,7 +164,7 @@ def _held_and_judged(run: Run, look: _Look, hold: ExitStack, *, by: str, alias: 
         return damage
 
     info = damage = None
-    # Hold and judge the likely step in one round; if it is not certain, judge by the whole history.
+    # Mark and judge the likely step in one round; if it is uncertain, read the whole history.
     if look.candidate is not None:
         info, damage = run.objects.gather(
             partial(_listed, run, look, look.candidate), partial(hold_it, look.candidate)
@@ -179,10 +178,10 @@ def _held_and_judged(run: Run, look: _Look, hold: ExitStack, *, by: str, alias: 
 
 
 def _listed(run: Run, look: _Look, key: StepKey) -> StepInfo | None:
-    """Return the step if it is listed for certain, read by name: a store's listing may be stale.
+    """Return the step if it is certainly listed; None if that is uncertain.
 
-    Attempts are listed again, after the manifests, so that the attempt that wrote a manifest is
-    among those that judge it.
+    Records are read by name, because a store's listing may be stale. Attempts are listed again
+    after the manifests, so that a manifest's own attempt is among them.
     """
     objects = run.objects
     if look.lease is None:
@@ -201,11 +200,11 @@ def _listed(run: Run, look: _Look, key: StepKey) -> StepInfo | None:
         lambda: _attempts(run),
     )
     known_numbers = {attempt.number for attempt in attempts.known}
-    # A record appeared between the looks, or a later copy exists: nothing is certain.
+    # A record appeared between the two reads, or a later copy exists: the step is uncertain.
     if names != look.attempts or known_numbers != numbers or manifests:
         return None
     deleted = [other for other in later if trash_file(*other) in tombstones]
-    # Most steps have no such keys: then this takes no request.
+    # Most steps have no such keys, and then this makes no request.
     published = look.published.union(saved_among(objects, overwriting(key, attempts.known)))
     holder = certain_holder(look.step, lease, attempts, published, deleted)
     infos = [info for info in described if info.problem is None and info.attempt == holder]
@@ -221,26 +220,28 @@ def delete_alias(
     expect: int,
     lost: AliasEvent | None = None,
 ) -> Alias:
-    """Delete an alias that is still as last seen; return its tombstone, which keeps the history.
+    """Delete an alias that is unchanged since the caller read it; return its tombstone.
+
+    The tombstone keeps the alias's history.
 
     Args:
         run: the run.
         alias: the alias.
         by: the caller's name.
-        reason: why.
-        expect: its sequence last seen.
-        lost: as in `promote_step`; an alias that the store has lost is deleted as it was then.
+        reason: reason of the deletion, for the alias's history.
+        expect: the alias's sequence that the caller last read.
+        lost: as in `promote_step`; an alias that the store has lost is restored and deleted.
 
     Raises:
         AliasNotFoundError: there is no such alias.
-        PreconditionFailedError: it changed; `current` is the `Alias`.
+        PreconditionFailedError: the alias changed; `current` is the `Alias`.
     """
     writer = AliasWriter(run.objects, run.clock)
     return writer.delete(alias, by=by, reason=reason, expect=expect, lost=lost)
 
 
 def _refuse_changed(run: Run, info: StepInfo) -> None:
-    """Raise if an adopted step's files are gone or have changed, as a listing shows."""
+    """Raise an error if a listing shows that an imported step's files are gone or have changed."""
     if info.source is None:
         return
     place, *_ = file_places(run.step_uri(info), run.manifest(info).inline_objects, info.source)

@@ -1,1 +1,1 @@
-"""Records of a run, one kind per file: names, fields, and how they are read and written."""
+"""Records of a run, one kind per module: their names and fields, their reads and writes."""

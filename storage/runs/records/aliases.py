@@ -36,13 +36,13 @@ class AliasEvent(BaseModel):
     """Move or deletion of an alias.
 
     Attributes:
-        step: the step it pointed to from then on; for a deletion, until then.
+        step: the step to which the alias pointed from then on; for a deletion, until then.
         attempt: the attempt that wrote the step.
         manifest_digest: digest of the step's manifest.
-        by: who did it.
-        reason: why.
-        at: when, RFC 3339 in UTC.
-        sequence: 1, 2, 3, … over the alias's whole life, deletions included.
+        by: name of who moved or deleted it.
+        reason: reason that they gave.
+        at: time of the event, RFC 3339 in UTC.
+        sequence: number of the event: 1, 2, 3, … over the alias's whole life, deletions included.
         deleted: True for a deletion.
     """
 
@@ -62,18 +62,18 @@ class Alias(Record):
     """Alias as stored: its last event and the events before it.
 
     Attributes:
-        alias: its name.
-        step: the step it points to.
+        alias: name of the alias.
+        step: the step to which it points.
         attempt: the attempt that wrote the step.
         manifest_digest: digest of the step's manifest.
-        by: who moved it last.
-        reason: why.
-        at: when, RFC 3339 in UTC.
+        by: name of who moved it last.
+        reason: reason that they gave.
+        at: time of the last event, RFC 3339 in UTC.
         sequence: number of events so far; the ETag of the alias.
         deleted: True for a tombstone.
         history: the last events, oldest first, this one included.
-        token: unique to this write: after a repeated request, the writer tells its own record from
-            another's by it.
+        token: unique text of this write, by which a writer recognizes its own record after it
+            repeated a request.
     """
 
     FORMAT: ClassVar[str] = "cairn.alias"
@@ -92,7 +92,7 @@ class Alias(Record):
 
     @classmethod
     def parse(cls, data: bytes, path: object, place: RecordLocation | None = None) -> Self:
-        """Parse an alias as `Record.parse` does, and check that its name fits its place."""
+        """Return an alias, parsed as by `Record.parse`; its name must fit its place."""
         alias = super().parse(data, path, place)
         if place is not None and place.key != alias_file(alias.alias):
             raise CorruptionError(
@@ -122,10 +122,10 @@ class Aliases:
         return None if alias is None or alias.deleted else alias
 
     def require(self, name: str) -> Alias:
-        """Return the alias, or raise.
+        """Return the alias; raise an error if it does not exist.
 
         Raises:
-            AliasNotFoundError: it does not exist or was deleted.
+            AliasNotFoundError: the alias does not exist or was deleted.
             InvalidURIError: `name` is not a valid alias name.
             UnsupportedFormatError, CorruptionError: the record can't be read.
         """
@@ -135,10 +135,10 @@ class Aliases:
         return alias
 
     def list(self) -> builtins.list[Alias]:
-        """List all aliases that exist, by name.
+        """Return all aliases that exist, sorted by name.
 
         Raises:
-            UnsupportedFormatError, CorruptionError: one can't be read.
+            UnsupportedFormatError, CorruptionError: a record can't be read.
         """
         aliases, unreadable = self.judge()
         for error in unreadable.values():
@@ -148,10 +148,10 @@ class Aliases:
     def judge(
         self, *, deleted: bool = False
     ) -> tuple[builtins.list[Alias], dict[str, StorageError]]:
-        """List all aliases that exist, by name, and the errors of records, by the record's name.
+        """Return all aliases that exist, sorted by name, and the errors of records, by record name.
 
         Args:
-            deleted: include the tombstones of deleted aliases.
+            deleted: whether to include the tombstones of deleted aliases.
         """
         names = [name for name in self._objects.list(ALIASES) if parse_alias_file(name)]
         aliases, unreadable = judge_records(self._objects, names, Alias.parse)
@@ -159,10 +159,10 @@ class Aliases:
         return kept, unreadable
 
     def history(self, name: str) -> builtins.list[AliasEvent]:
-        """List the last events of the alias, newest first, even after its deletion.
+        """Return the last events of the alias, newest first, even after its deletion.
 
         Raises:
-            AliasNotFoundError: it never existed.
+            AliasNotFoundError: the alias never existed.
         """
         alias, _ = self._read(name)
         if alias is None:
@@ -170,7 +170,7 @@ class Aliases:
         return list(reversed(alias.history))
 
     def _read(self, name: str) -> tuple[Alias | None, bytes | None]:
-        """Read the alias, deleted or not, and its generation."""
+        """Return the alias, deleted or not, and its generation; (None, None) if there is none."""
         return read_record(self._objects, alias_file(name), Alias) or (None, None)
 
     def _not_found(self, name: str) -> AliasNotFoundError:
@@ -207,7 +207,7 @@ class AliasWriter(Aliases):
         seen: Versioned | EllipsisType | None = ...,
         lost: AliasEvent | None = None,
     ) -> Alias:
-        """Point the alias at a step, if the alias is still as the caller last saw it.
+        """Point the alias at a step, if the alias is unchanged since the caller read it.
 
         Args:
             name: the alias.
@@ -215,15 +215,16 @@ class AliasWriter(Aliases):
             attempt: the attempt that wrote the step.
             manifest_digest: digest of the step's manifest.
             by: the caller's name.
-            reason: why.
-            expect: the sequence last seen; None: it must not exist. A deleted alias does not exist.
-            seen: what was read at the alias's name, None if nothing was there; by default it is
-                read.
-            lost: the last event known elsewhere, which the store may have lost. If so, it becomes
-                part of the history again, and the move comes after it.
+            reason: reason of the move, for the history.
+            expect: the alias's sequence that the caller last read; None: the alias must not exist.
+                A deleted alias does not exist.
+            seen: the stored record that the caller just read, None if there was none; by default it
+                is read here.
+            lost: the alias's last event according to another record. If the store has lost it, it
+                is restored to the history before the move.
 
         Raises:
-            PreconditionFailedError: it changed; `current` is the `Alias` or None.
+            PreconditionFailedError: the alias changed; `current` is the `Alias` or None.
         """
         alias, generation = None, None
         if seen is ...:
@@ -254,18 +255,18 @@ class AliasWriter(Aliases):
         reason: str = "",
         lost: AliasEvent | None = None,
     ) -> Alias:
-        """Replace the alias by a tombstone, if it is still as the caller last saw it.
+        """Replace the alias by a tombstone, if it is unchanged since the caller read it.
 
         Args:
             name: the alias.
-            expect: the sequence last seen.
+            expect: the alias's sequence that the caller last read.
             by: the caller's name.
-            reason: why.
-            lost: as in `move`; an alias that the store has lost is deleted as it was then.
+            reason: reason of the deletion, for the history.
+            lost: as in `move`; an alias that the store has lost is restored and deleted.
 
         Raises:
-            AliasNotFoundError: it does not exist.
-            PreconditionFailedError: it changed; `current` is the `Alias`.
+            AliasNotFoundError: the alias does not exist.
+            PreconditionFailedError: the alias changed; `current` is the `Alias`.
         """
         alias, generation = self._read(name)
         last = lost if alias is None or alias.deleted else alias
@@ -295,7 +296,7 @@ class AliasWriter(Aliases):
         lost: AliasEvent | None,
     ) -> Alias:
         earlier = before.history if before else ()
-        # The store has an older state of the alias, or none: keep the event that it lacks.
+        # The store has an older state of the alias, or none: keep the event that is lost.
         if lost is not None and (before is None or lost.sequence >= before.sequence):
             earlier = (*earlier, lost)
         alias = Alias(

@@ -1,6 +1,6 @@
 """Annotation of a step: its labels and metrics.
 
-They are kept beside the manifest because they change, and a manifest never does.
+It is not part of the manifest because it can change, and a manifest never changes.
 """
 
 import reprlib
@@ -31,7 +31,7 @@ Better = Literal["min", "max"]
 """Direction of a metric: "min" if lower is better, as for a loss; "max" if higher is better."""
 
 MOST_ENTRIES: Final = 1000
-"""Most labels, or metrics, that later notes may bring a step to: listings read all of them."""
+"""Most labels, or metrics, of a step after later changes, since listings read all of them."""
 
 MOST_LABELS: Final = 1000
 """Most labels that are saved with a step or a run."""
@@ -59,7 +59,7 @@ _Ways = Annotated[dict[_Name, Better], max_entries(MOST_METRICS)]
 
 
 MAX_DAMAGED_LEAVES: Final = 100
-"""Most leaves, or problems, that a step's damage names; it counts all of them."""
+"""Most leaves, or problems, that a step's damage lists; further ones are only counted."""
 
 MAX_PROBLEM_CHARACTERS: Final = 500
 """Most characters of a leaf's path, or of a problem; the rest is cut off."""
@@ -71,9 +71,9 @@ class Damage(BaseModel):
     """Damage that the last verification of a step found.
 
     Attributes:
-        at: when, RFC 3339 in UTC.
-        by: who verified it.
-        job: id of the operation that verified it; empty if none did.
+        at: time of the verification, RFC 3339 in UTC.
+        by: name of who verified the step.
+        job: id of the operation that verified it, or "".
         leaves: "item: path" of leaves that can't be read as they were saved, the first 100.
         leaf_count: number of all such leaves.
         problems: everything that is not as it was saved, one line each, the first 100.
@@ -97,7 +97,7 @@ class Damage(BaseModel):
     loads: bool = False
 
     def text(self) -> str:
-        """Return one line: since when, who found it, and which leaves are hit."""
+        """Return one line: the time, who verified the step, and the damaged leaves."""
         job = f", operation {self.job}" * bool(self.job)
         noted = f"damage noted {self.at} by {self.by or 'somebody'}{job}"
         if not self.leaf_count:
@@ -113,9 +113,9 @@ class Annotation(Record):
     """Content of `annotations/<step>.<n>.json`; changed by compare-and-swap.
 
     Attributes:
-        labels: for people and filters.
-        metrics: numbers by name; NaN and infinities are kept (a diverged loss is worth knowing).
-        better: direction of each metric for which somebody has set it.
+        labels: texts by name, for people and filters.
+        metrics: numbers by name; NaN and infinities are allowed, as a loss may diverge.
+        better: direction of metrics, by the metric's name; metrics without a direction are absent.
         verified: when a verification last found every byte of the step as it was saved; None if
             there was no verification, or the last one found damage.
         damaged: the damage that the last verification found; None if there is none.
@@ -131,11 +131,11 @@ class Annotation(Record):
 
     @field_serializer("metrics")
     def _as_json(self, metrics: dict[str, float]) -> dict[str, float | str]:
-        """Write NaN and infinities as text, which parses as a number: JSON has no form for them."""
+        """Return metrics with NaN and infinities as text, since JSON has no numbers for them."""
         return {name: value if isfinite(value) else str(value) for name, value in metrics.items()}
 
     def entries(self) -> dict[str, Any]:
-        """Return labels, metrics and directions as JSON, each of them even if it is empty."""
+        """Return labels, metrics and directions as JSON; empty ones are included."""
         kept = {"labels", "metrics", "better"}
         return {"better": {}, **self.model_dump(mode="json", include=kept)}
 
@@ -146,7 +146,7 @@ class Annotation(Record):
         metrics: Mapping[str, Any] | None,
         better: Mapping[str, Better] | None = None,
     ) -> "Annotation | None":
-        """Return the annotation to write, or None if there is nothing to write.
+        """Return an annotation with these entries; None if there are no entries.
 
         Raises:
             UnsupportedFormatError: a label is not text, a metric is not a number, a name is too
@@ -161,15 +161,15 @@ class Annotation(Record):
         metrics: Mapping[str, Any] | None = None,
         better: Mapping[str, Better | None] | None = None,
     ) -> "Annotation":
-        """Return a copy with these entries set; entries given as None are removed, all others stay.
+        """Return a copy with these entries set; an entry whose value is None is removed.
 
         Args:
             labels: texts by name.
-            metrics: numbers by name. The direction of a removed metric goes too.
+            metrics: numbers by name; the direction of a removed metric is removed too.
             better: direction of metrics, which must exist after the change.
 
         Raises:
-            UnsupportedFormatError: entries that can't be kept; all are listed.
+            UnsupportedFormatError: some entries can't be stored; all of these are listed.
         """
         return self._with(labels, metrics, better, removed=True)
 
@@ -207,10 +207,10 @@ class Annotation(Record):
 
 
 class _Entries:
-    """Merger of new entries into present ones, which collects all entries that can't be kept."""
+    """Merger of new entries into present ones; it collects a problem for each invalid entry."""
 
     def __init__(self, removed: bool) -> None:
-        """Create it; with `removed`, an entry given as None is removed."""
+        """Create it without problems; `removed`: whether a value of None removes an entry."""
         self.problems: list[str] = []
         self._removed = removed
 
@@ -222,13 +222,13 @@ class _Entries:
         read: Callable[[Any], T | None],
         expected: str,
     ) -> dict[str, T]:
-        """Return the known entries with the given ones set.
+        """Return the present entries with the changes applied.
 
         Args:
             what: name of this kind of entry, for errors.
             entries: the present entries.
             changes: the entries to set.
-            read: converts a given value, or returns None if it can't be kept.
+            read: returns the value to store, or None if the value is invalid.
             expected: description of valid values, for errors.
         """
         merged = dict(entries)
@@ -271,7 +271,7 @@ def _way(direction: Any) -> Better | None:
 
 
 def _number(metric: Any) -> float | None:
-    """Return the number if `given` is one: of Python, of NumPy, or a JAX array without axes."""
+    """Return a number of Python or NumPy, or a JAX array without axes, as a float; else None."""
     if isinstance(metric, str | bytes | bytearray):
         return None
     try:

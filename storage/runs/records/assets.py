@@ -1,4 +1,4 @@
-"""Assets: small files of a model, such as a tokenizer's, kept once per run by their hash."""
+"""Assets: small files of a model, such as a tokenizer's, stored once per run by their hash."""
 
 from collections.abc import Mapping
 from hashlib import sha256
@@ -18,8 +18,8 @@ def checked_assets(assets: Mapping[str, bytes] | None) -> dict[str, bytes]:
 
     Raises:
         InvalidURIError: a name is not a file name.
-        UnsupportedFormatError: a content is too large.
-        UnsupportedLeafError: a content is not bytes.
+        UnsupportedFormatError: a file is too large.
+        UnsupportedLeafError: a file's content is not bytes.
     """
     for name, content in (assets or {}).items():
         check_segment(name, within=f"asset {name!r}")
@@ -37,7 +37,10 @@ def checked_assets(assets: Mapping[str, bytes] | None) -> dict[str, bytes]:
 
 
 def put_assets(objects: ObjectStore, assets: Mapping[str, bytes]) -> tuple[AssetRecord, ...]:
-    """Store small files by the hash of their content; files that exist already stay."""
+    """Store small files by the hash of their content, and return their records.
+
+    Intact files that already exist are not written again.
+    """
     records = []
     for name, content in sorted(assets.items()):
         digest = sha256(content).hexdigest()
@@ -51,10 +54,10 @@ def put_assets(objects: ObjectStore, assets: Mapping[str, bytes]) -> tuple[Asset
 
 
 def read_asset(objects: ObjectStore, asset: AssetRecord) -> bytes:
-    """Read the bytes of a file that a manifest names, and check them against its hash.
+    """Return the bytes of an asset, compared with its hash.
 
     Raises:
-        CorruptionError: it is gone, or not what it was.
+        CorruptionError: the file is missing, or its bytes have changed.
     """
     key = asset_file(asset.sha256)
     stored = objects.read(key)

@@ -2,21 +2,21 @@
 
 Every start, takeover, rollback or overwrite creates the next numbered attempt. Its number is the
 fencing token; its `base_step` is the last step that it keeps. A step (s, n) counts only if no later
-attempt has base_step < s, and no later attempt overwrote an earlier step s' < s (overwriting a
-step supersedes the steps after it). Readers judge this from the store alone. A writer that was
-paused and wakes up after a takeover therefore writes steps that nobody lists, and an overwrite is
-one event: its manifest.
+attempt has base_step < s, and no later attempt overwrote an earlier step s' < s (overwriting a step
+supersedes the steps after it). Readers apply this rule to the store's records alone. So if a paused
+writer wakes up after a takeover, the steps that it writes are not listed; and an overwrite takes
+effect at once, by its manifest.
 
 An overwrite keeps all steps until it is published. The overwrite of a writer that was paused could
 therefore appear between steps that others saved meanwhile. It does not count if the next attempt
 has begun from a step that it would have replaced: when that attempt began, the overwrite had not
 been published.
 
-Every attempt names the one before it, with its base step, and the lease names the newest. So
-readers notice a record that is lost, damaged or in another's place, and still know what it said. An
-attempt also names the step that it keeps, with its attempt, and the step that it was begun to
-overwrite. So a step that was overwritten is not listed again when the manifest of the overwrite is
-lost.
+Every attempt names the attempt before it, with its base step, and the lease names the newest
+attempt. So readers notice an attempt's record that is lost, damaged or replaced by another record,
+and still know its base step. An attempt also names (step, attempt) of the step that it keeps, and
+the step that it was begun to overwrite. So an overwritten step is not listed again if the manifest
+of the overwrite is lost.
 """
 
 import secrets
@@ -94,12 +94,12 @@ class Attempt:
         number: 1, 2, 3, …; the fencing token.
         base_step: the last step of earlier attempts that it keeps; -1 keeps none.
         writer: id of the writer.
-        at: when it began, RFC 3339 in UTC.
-        instance: id of the process that writes it; known to that process alone.
-        previous: the attempt before it, (0, -1) if it is the first; None: unknown.
+        at: time of its begin, RFC 3339 in UTC.
+        instance: id of the process that writes it, which only that process knows.
+        previous: (number, base step) of the attempt before it, (0, -1) if it is the first; None:
+            unknown.
         base_attempt: the attempt that wrote the base step; None: unknown.
-        overwrites: the step that it was begun to overwrite, and which it saves first; None: no
-            step.
+        overwrites: the step that it was begun to overwrite, and which it saves first; None: none.
     """
 
     number: int
@@ -116,8 +116,8 @@ class AttemptRecord(Record):
     """Content of `attempts/<n>.json`; the other attributes are as in `Attempt`.
 
     Attributes:
-        token: unique to this write: after a repeated request, the writer tells its own record from
-            another's by it.
+        token: unique text of this write, by which a writer recognizes its own record after it
+            repeated a request.
     """
 
     FORMAT: ClassVar[str] = "cairn.attempt"
@@ -131,7 +131,7 @@ class AttemptRecord(Record):
     token: str = Field(default="", exclude_if=lambda field: not field)
 
     def of_number(self, number: int) -> Attempt:
-        """Return the attempt with this number and record."""
+        """Return the attempt with this record; its number, from the record's name, is `number`."""
         return Attempt(
             number,
             self.base_step,
@@ -144,13 +144,13 @@ class AttemptRecord(Record):
 
 
 class AttemptsFound(NamedTuple):
-    """Attempts of a run, as far as they are known.
+    """Attempts of a run, as far as records show them.
 
     Attributes:
         known: every attempt whose base step is known, by number. If its own record can't be read,
-            the base step comes from the next attempt or from the lease.
+            the next attempt or the lease names the base step.
         unknown: numbers of the attempts whose base step no record names.
-        problems: errors of records, by name.
+        problems: errors of records, by the record's name.
     """
 
     known: list[Attempt]
@@ -159,7 +159,7 @@ class AttemptsFound(NamedTuple):
 
 
 def counting(saved: Iterable[tuple[int, int]], attempts: Iterable[Attempt]) -> dict[int, int]:
-    """Return the steps that count, in ascending order, each with the attempt that holds it.
+    """Return the steps that count, in ascending order -> the attempt that holds each of them.
 
     Args:
         saved: (step, attempt) of every manifest and every tombstone. Tombstones are included
@@ -188,12 +188,12 @@ def find_superseded(
     too_late = {
         attempt.number for attempt, after in pairwise(ordered) if _came_too_late(attempt, after)
     }
-    # An attempt saves nothing before the step that it was begun to overwrite: if it has saved any
-    # step, the overwrite is published.
+    # An attempt saves the step that it was begun to overwrite first: if it has saved any step,
+    # the overwrite is published.
     savers = {attempt for _, attempt in saved} - too_late
     numbers = [attempt.number for attempt in ordered]
     lowest_from: list[int] = []
-    # lowest_from[i] becomes the lowest step that any of the attempts from i on goes back to.
+    # lowest_from[i]: the lowest of the last kept steps of the attempts from i on.
     for attempt in reversed(ordered):
         last = _last_kept(attempt, has_saved=attempt.number in savers)
         lowest_from.append(min([last, *lowest_from[-1:]]))
@@ -207,14 +207,14 @@ def find_superseded(
 
 
 def _last_kept(attempt: Attempt, *, has_saved: bool) -> int:
-    """Return the last step of earlier attempts that an attempt keeps by now."""
+    """Return the last step of earlier attempts that an attempt keeps at present."""
     if attempt.overwrites is None or not has_saved:
         return attempt.base_step
     return min(attempt.base_step, attempt.overwrites)
 
 
 def _came_too_late(attempt: Attempt, after: Attempt) -> bool:
-    """Return True if the next attempt, `after`, keeps a step that `one` was to overwrite."""
+    """Return True if the next attempt, `after`, keeps a step that `attempt` was to overwrite."""
     if attempt.overwrites is None or after.base_attempt is None:
         return False
     return after.base_attempt < attempt.number and after.base_step >= attempt.overwrites
@@ -223,7 +223,7 @@ def _came_too_late(attempt: Attempt, after: Attempt) -> bool:
 def told_steps(
     attempts: Iterable[Attempt], published: Iterable[tuple[int, int]]
 ) -> set[tuple[int, int]]:
-    """Return (step, attempt) of the steps that were published at some time, as attempts show.
+    """Return (step, attempt) of the steps that were published, as attempts' records prove.
 
     Args:
         attempts: attempts of the run, by number.
@@ -237,7 +237,7 @@ def told_steps(
         for attempt in attempts
         if attempt.base_attempt is not None
     }
-    # The record of the second attempt is lost: the step it went back to is the one that the first
+    # The record of the second attempt is lost: its base step is the step that the first attempt
     # had overwritten.
     saved.update(
         (before.overwrites, before.number)
@@ -256,7 +256,7 @@ def list_attempts(
     newest: Begun | None = None,
     saved: Collection[tuple[int, int]] = (),
 ) -> list[Attempt]:
-    """List every attempt of the run, by number.
+    """Return every attempt of the run, by number.
 
     Args:
         objects: the run's objects.
@@ -264,8 +264,8 @@ def list_attempts(
         saved: as in `judge_attempts`.
 
     Raises:
-        UnsupportedFormatError, CorruptionError: an attempt's record can't be read, belongs
-            elsewhere or is missing: which steps count would be a guess.
+        UnsupportedFormatError, CorruptionError: an attempt's record can't be read, is of another
+            place or is missing, so that nothing decides which steps count.
     """
     judged = judge_attempts(objects, newest, saved)
     for error in judged.problems.values():
@@ -279,13 +279,14 @@ def judge_attempts(
     saved: Collection[tuple[int, int]] = (),
     listed: Iterable[str] | None = None,
 ) -> AttemptsFound:
-    """Find every attempt of the run, even where records are lost or damaged.
+    """Return every attempt of the run, and the errors of lost or damaged records.
 
     Args:
         objects: the run's objects.
         newest: the newest attempt according to a lease read earlier; it must exist.
         saved: (step, attempt) of manifests and tombstones; their attempts must exist.
-        listed: names in the folder of attempts, if it was listed just now.
+        listed: names in the folder of attempts, if the caller has just listed it; None: it is
+            listed.
     """
     names = {
         name: number
@@ -311,7 +312,7 @@ def judge_attempts(
                 problems[name] = _lost(objects, number, steps.get(number))
         except UNREADABLE as exc:
             problems[name] = exc
-        # Its base step is known from the next attempt or the lease: that is enough to judge.
+        # The next attempt or the lease names its base step, which is enough to decide.
         if number in base_steps:
             attempts.setdefault(number, Attempt(number, base_steps[number], writer="", at=""))
     numbers = {number for number in steps if attempt_file(number) in problems}
@@ -336,7 +337,7 @@ def _lost(objects: ObjectStore, number: int, step: int | None) -> CorruptionErro
 
 
 def create_attempt(objects: ObjectStore, attempt: Attempt) -> Attempt | None:
-    """Create the attempt's record and return the attempt; return None if its number was taken.
+    """Create the attempt's record and return the attempt; None if the number is in use.
 
     Only the holder of the lease may call this; see
     `cairn.storage.runs.lease.begin_attempt`.
@@ -359,7 +360,7 @@ def create_attempt(objects: ObjectStore, attempt: Attempt) -> Attempt | None:
 
 
 def ensure_newest(objects: ObjectStore, attempt: Attempt) -> None:
-    """Raise unless `attempt` is the run's newest. Call this right before publishing a step.
+    """Raise FencedError unless `attempt` is the run's newest. Call this right before publishing.
 
     Raises:
         FencedError: a later attempt exists, or this attempt's record is gone because the run was
@@ -381,7 +382,7 @@ def ensure_newest(objects: ObjectStore, attempt: Attempt) -> None:
 
 
 def run_removed(objects: ObjectStore, attempt: Attempt) -> FencedError:
-    """Return the error for the writer of `attempt` when `is_begun` is no longer true."""
+    """Return the error for the writer of `attempt` after the run was removed or replaced."""
     return FencedError(
         "the run was removed",
         path=objects.uri / attempt_file(attempt.number),
@@ -407,19 +408,19 @@ def is_begun(objects: ObjectStore, attempt: Attempt) -> bool:
 
 
 def free_number(objects: ObjectStore, saved: Iterable[tuple[int, int]]) -> int:
-    """Return the number of the next attempt, unless somebody else takes it first.
+    """Return the number for the next attempt; another process may use it first.
 
     Args:
         objects: the run's objects.
-        saved: (step, attempt) of manifests and tombstones. Their attempts' numbers are in use even
-            if the attempts' records are lost.
+        saved: (step, attempt) of manifests and tombstones. The numbers of these attempts are in use
+            even if the attempts' records are lost.
     """
     savers = (attempt for _, attempt in saved)
     return max(highest_number(*objects.entries(ATTEMPTS)), *savers, 0) + 1
 
 
 def saved_steps(objects: ObjectStore) -> list[tuple[int, int]]:
-    """List (step, attempt) of every manifest and tombstone, by names alone."""
+    """Return (step, attempt) of every manifest and tombstone; only names are read."""
     manifests, trash = objects.gather(lambda: objects.list(MANIFESTS), lambda: objects.list(TRASH))
     keys = [*map(parse_manifest_file, manifests), *map(parse_trash_file, trash)]
     return [key for key in keys if key is not None]
@@ -429,9 +430,8 @@ def highest_number(files: Iterable[str], folders: Iterable[str]) -> int:
     """Return the highest number in use below the folder of attempts.
 
     Args:
-        files: names of the files there.
-        folders: names of the folders there. A folder that a person put there must not be written
-            into either.
+        files: names of the files in that folder.
+        folders: names of the folders in it. A number is in use even if a person created its folder.
     """
     return max(_highest(files), _highest(f"{folder}.json" for folder in folders))
 

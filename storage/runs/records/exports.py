@@ -1,9 +1,9 @@
-"""Exports of a step: their folders, their manifests, and which try of an export counts.
+"""Exports of a step: their folders, their manifests, and the published try of each.
 
 An export is written into `exports/<step>.<attempt>/<kind>-<digest>/<try>/`. It is published by one
-object beside that folder, which is created only if absent. Other tries in the folder do not count.
-For a try that ran out of room, `<try>.json` lists the files that are whole: the next try takes them
-over.
+object beside that folder, which is created only if absent. Other tries in the folder are not part
+of the export. If a try finds no room left in the store, `<try>.json` lists its complete files, and
+the next try moves them into its own folder.
 """
 
 import contextlib
@@ -62,15 +62,15 @@ _MOST_FILES: Final = 100_000
 _STEP: Final = re.compile(r"[0-9]{1,18}\.[0-9]{1,18}")
 
 LEFT_SECONDS: Final = 24 * 3600.0
-"""Time for which the files of a failed try wait for the next one before they are garbage."""
+"""Seconds for which the files of a failed try are kept for the next one."""
 
 
 class ExportFile(BaseModel):
     """File of an export.
 
     Attributes:
-        name: relative to the export's folder.
-        size: bytes.
+        name: path relative to the export's folder.
+        size: size in bytes.
         crc32c: eight hexadecimal digits.
     """
 
@@ -82,17 +82,17 @@ class ExportFile(BaseModel):
 
 
 class ExportManifest(Record):
-    """Manifest of an export: its source, its options, and the try that counts.
+    """Manifest of an export: its source, its options, and the published try.
 
     Attributes:
-        kind: "convert", "gather".
+        kind: "convert" or "gather".
         step: step number.
         attempt: the attempt that wrote the step.
         source: digest of the step's manifest, "sha256:…".
-        options: the options that were asked for, as JSON.
+        options: the requested options, as JSON.
         rule_version: version of the conversion rules.
-        folder: name of the try that counts.
-        created: RFC 3339 in UTC.
+        folder: name of the published try.
+        created: time of the export, RFC 3339 in UTC.
         files: every file, by name.
     """
 
@@ -110,27 +110,27 @@ class ExportManifest(Record):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files."""
+        """Sum of the files' sizes in bytes."""
         return sum(file.size for file in self.files)
 
 
 class LeftFile(ExportFile):
-    """File of a try that ran out of room: written whole, read back and compared.
+    """Complete file of a failed try, which was read back and compared.
 
     Attributes:
-        notes: other findings of its writer, as JSON.
+        notes: further results of its writer, as JSON.
     """
 
     notes: FreeJson = {}
 
 
 class LeftTry(Record):
-    """Record of the whole files of a try that ran out of room. Nobody writes that try any more.
+    """Record of the complete files of a try that found no room left; the try has ended.
 
     Attributes:
-        by: version of Cairn that wrote it. Another version may write other bytes.
-        at: when it was left; RFC 3339 in UTC.
-        files: the files that are whole, by name. A later try that takes one moves it away.
+        by: version of Cairn that wrote the files. Another version may write other bytes.
+        at: time at which the try ended, RFC 3339 in UTC.
+        files: the complete files, by name. A later try moves files into its own folder.
     """
 
     FORMAT: ClassVar[str] = "cairn.export-try"
@@ -140,7 +140,7 @@ class LeftTry(Record):
     files: tuple[LeftFile, ...]
 
     def is_old(self, now: datetime) -> bool:
-        """Return True if it has waited long enough to be garbage."""
+        """Return True if the try ended `LEFT_SECONDS` ago or earlier, so that it is garbage."""
         return now >= from_rfc3339(self.at) + timedelta(seconds=LEFT_SECONDS)
 
 
@@ -151,8 +151,8 @@ class ExportKey:
     Attributes:
         step: step number.
         attempt: the attempt that wrote the step.
-        kind: "convert", "gather".
-        digest: hexadecimal; of source, options and rule version.
+        kind: "convert" or "gather".
+        digest: hexadecimal digest of source, options and rule version.
     """
 
     step: int
@@ -178,16 +178,16 @@ class ExportKey:
 
     @property
     def manifest(self) -> str:
-        """Name of the manifest in the run."""
+        """Name of the export's manifest in the run."""
         return export_manifest(self.step, self.attempt, self.kind, self.digest)
 
     @property
     def folder(self) -> str:
-        """Folder of all tries, in the run."""
+        """Folder in the run of all tries of the export."""
         return self.manifest.removesuffix(".json")
 
     def try_folder(self, name: str) -> str:
-        """Return the folder of one try, in the run."""
+        """Return the folder in the run of the try with this name."""
         return export_dir(self.step, self.attempt, self.kind, self.digest, name)
 
 
@@ -195,7 +195,7 @@ def find_export(objects: ObjectStore, key: ExportKey) -> ExportManifest | None:
     """Return the published export with that key, or None.
 
     Raises:
-        UnsupportedFormatError, CorruptionError: its manifest can't be read.
+        UnsupportedFormatError, CorruptionError: the export's manifest can't be read.
     """
     stored = read_record(objects, key.manifest, ExportManifest)
     return None if stored is None else stored[0]
@@ -204,7 +204,7 @@ def find_export(objects: ObjectStore, key: ExportKey) -> ExportManifest | None:
 def published_exports(
     objects: ObjectStore, step: int, attempt: int, kind: str
 ) -> list[ExportManifest]:
-    """List the published exports of a step that are of one kind.
+    """Return the published exports of a step that are of one kind.
 
     Raises:
         UnsupportedFormatError, CorruptionError: a manifest can't be read.
@@ -219,7 +219,7 @@ def published_exports(
 
 
 def exports_of_run(objects: ObjectStore, most: int) -> tuple[list[ExportManifest], bool]:
-    """List the published exports of a run, highest steps first; also return if there are more.
+    """Return the published exports of a run, highest steps first, and whether there are more.
 
     Args:
         objects: the run's objects.
@@ -245,12 +245,12 @@ def exports_of_run(objects: ObjectStore, most: int) -> tuple[list[ExportManifest
 def publish_export(
     objects: ObjectStore, key: ExportKey, manifest: ExportManifest
 ) -> ExportManifest:
-    """Publish a try unless another was published first; return the manifest that counts."""
+    """Publish a try unless another was published first; return the published manifest."""
     try:
         return write_record(objects, key.manifest, manifest, generation=None)[0]
     except PreconditionFailedError:
         winner = find_export(objects, key)
-        if winner is None:  # the other one was deleted again meanwhile
+        if winner is None:  # the other try was withdrawn meanwhile
             raise
         # Its publisher may have died before the fsync.
         objects.sync(key.manifest)
@@ -258,7 +258,7 @@ def publish_export(
 
 
 def withdraw_export(objects: ObjectStore, key: ExportKey, manifest: ExportManifest) -> None:
-    """Delete the export's manifest if it is still `manifest`; the files stay."""
+    """Delete the export's manifest if it is still `manifest`; the export's files stay."""
     stored = read_record(objects, key.manifest, ExportManifest)
     if stored is None or stored[0] != manifest:
         return
@@ -267,12 +267,12 @@ def withdraw_export(objects: ObjectStore, key: ExportKey, manifest: ExportManife
 
 
 def left_record(key: ExportKey, folder: str) -> str:
-    """Return the name, in the run, of the record of what the try `folder` has left."""
+    """Return the name in the run of the record of the failed try `folder`."""
     return f"{key.try_folder(folder)}.json"
 
 
 def leave_try(objects: ObjectStore, key: ExportKey, folder: str, left: LeftTry) -> None:
-    """Leave the whole files of a failed try to the next one. Nobody writes the try afterwards.
+    """Record the complete files of a failed try for the next one; the try must have ended.
 
     Raises:
         StoreFullError: no space or quota left even for the record.
@@ -281,7 +281,7 @@ def leave_try(objects: ObjectStore, key: ExportKey, folder: str, left: LeftTry) 
 
 
 def left_tries(objects: ObjectStore, key: ExportKey) -> dict[str, LeftTry]:
-    """Return the records of failed tries, by folder, latest first, without unreadable ones."""
+    """Return the readable records of failed tries, by folder, latest first."""
     tries: dict[str, LeftTry] = {}
     for name in objects.children(key.folder):
         if name.endswith(".json"):
@@ -294,23 +294,23 @@ def left_tries(objects: ObjectStore, key: ExportKey) -> dict[str, LeftTry]:
 
 
 def delete_left(run: StoreURI, key: ExportKey) -> None:
-    """Remove what failed tries have left, but not the try that counts."""
+    """Remove the files and records of failed tries, but not the published try."""
     for entry in open_files(run).list(key.folder):
         if entry.name.endswith(".json"):  # includes records that can't be read
             delete_tries(run, key, entry.name.removesuffix(".json"))
 
 
 def delete_tries(run: StoreURI, key: ExportKey, prefix: str, *, keep_left: bool = False) -> None:
-    """Remove the tries whose names start with `prefix`, except the one that counts.
+    """Remove the tries whose names start with `prefix`, except the published one.
 
-    If a try is published while it is being removed, it is withdrawn: otherwise an export would
-    count without its files.
+    If a try is published while it is being removed, it is withdrawn, so that no export is published
+    without its files.
 
     Args:
         run: the run's folder.
         key: the export's key.
-        prefix: "" removes all.
-        keep_left: keep the whole files of tries that were left to the next one.
+        prefix: prefix of the tries' names; "" removes all tries.
+        keep_left: whether to keep the recorded files of failed tries.
     """
     objects, files = ObjectStore.open(run), open_files(run)
     counting = find_export(objects, key)
@@ -330,7 +330,7 @@ def delete_tries(run: StoreURI, key: ExportKey, prefix: str, *, keep_left: bool 
             for file in files.walk(f"{key.folder}/{folder}"):
                 if file.name not in whole:
                     files.delete_tree(f"{key.folder}/{folder}/{file.name}")
-    # A removed try may have been published since the first look.
+    # A removed try may have been published meanwhile.
     now = find_export(objects, key) if removed else None
     if now is not None and now.folder in removed:
         withdraw_export(objects, key, now)

@@ -52,7 +52,7 @@ class PlacedShard(NamedTuple):
 
     Attributes:
         origin: index in the leaf of the shard's first element.
-        ref: its file, a path relative to the step's folder, and its bytes there.
+        ref: location of the shard's value; the file's path is relative to the step's folder.
         digests: digests of its chunks, in C order.
     """
 
@@ -72,20 +72,20 @@ def make_index(
     objects: Iterable[ObjectRecord],
     origins: Mapping[str, tuple[int, int]],
 ) -> tuple[bytes, Manifest]:
-    """Build the index of a step, and the manifest that refers to it.
+    """Return the content of a step's index, and the manifest that refers to it.
 
     Args:
         manifest: the manifest without an index.
         place: location of the index.
         leaves: every leaf of every item.
-        forms: forms of the leaves whose stored array is not the leaf itself, by item and path.
-        meta_digest: digest of the JSON item's canonical form.
+        forms: stored forms of leaves that are not stored as they are, by item and path.
+        meta_digest: digest of the JSON item's canonical form; None if there is no JSON item.
         shards: the shards of every leaf that has any, by item and path.
         objects: every file of the step.
         origins: by file name, the (step, attempt) that wrote a file which the step shares.
 
     Raises:
-        SaveError: a leaf lacks shards or has some twice; all such leaves are listed.
+        SaveError: shards of a leaf are missing or occur twice; all such leaves are listed.
     """
     objects = list(objects)
     refuse_crowded_step(len(leaves), len(objects), path=place.key)
@@ -122,12 +122,14 @@ def make_index(
 def copy_index(
     index: StepIndex, manifest: Manifest, place: RecordLocation
 ) -> tuple[bytes, Manifest]:
-    """Build the index of a step's copy, which shares no files, and the manifest that refers to it.
+    """Return the content of the index of a step's copy, and the manifest that refers to it.
+
+    A copy shares no files with other steps.
 
     Args:
         index: index of the step that was copied.
         manifest: manifest of the copy, without an index.
-        place: where the copy's index belongs.
+        place: location of the copy's index.
 
     Raises:
         CorruptionError: the index is not what was written.
@@ -145,13 +147,13 @@ def copy_index(
 def _assembled(
     manifest: Manifest, place: RecordLocation, tables: Sequence[Rows], fields: Mapping[str, Any]
 ) -> tuple[bytes, Manifest]:
-    """Assemble an index of the tables, and the manifest that refers to it.
+    """Return the content of an index with these tables, and the manifest that refers to it.
 
     Args:
         manifest: the manifest without an index.
-        place: where the index belongs.
+        place: location of the index.
         tables: rows of files, of values and of digests.
-        fields: fields of the directory that are neither tables nor taken from the manifest.
+        fields: fields of the directory that are neither tables nor copied from the manifest.
     """
     parts: list[bytes] = []
     places: list[TableLocation] = []
@@ -274,7 +276,7 @@ class _Tables:
 def _in_order(
     shards: Sequence[PlacedShard], shape: Sequence[int], grid: Sequence[int]
 ) -> np.ndarray[Any, np.dtype[np.intp]] | PlacedShard | None:
-    """Return the order of the shards that sorts them in C order of their places in the grid.
+    """Return the indices that sort shards in C order of their positions in the grid.
 
     Args:
         shards: at least one shard.
@@ -282,8 +284,8 @@ def _in_order(
         grid: number of shards along each axis.
 
     Returns:
-        Indices into `shards`; or a shard that lies outside the grid; or None if two shards have the
-        same place.
+        Indices into `shards`; or a shard that is outside the grid; or None if two shards have the
+        same position.
     """
     for shard in shards:
         if len(shard.origin) != len(shape):
@@ -291,7 +293,7 @@ def _in_order(
     if len(shards) == 1:
         cell = map(operator.floordiv, shards[0].origin, shape)
         return shards[0] if any(map(operator.ge, cell, grid)) else np.zeros(1, np.intp)
-    # Several shards of a scalar have the same place.
+    # Several shards of a scalar have the same position.
     if not shape:
         return None
     cells = np.array([shard.origin for shard in shards], np.int64) // np.array(shape, np.int64)

@@ -78,22 +78,22 @@ COMMIT_FILE: Final = "commit_success.txt"
 """File that Orbax writes into a step's folder once the step is complete."""
 
 INDEX_FILE: Final = "cairn.index"
-"""File in a step's folder that says where each value lies, with the digests. See `step_index`."""
+"""File in a step's folder with the locations and digests of all values. See `step_index`."""
 
 ITERATORS: Final = f"{META_ITEM}/iterators/"
-"""Folder of iterator states in a step's folder: below the JSON item, where Orbax reads its own."""
+"""Folder of iterator states in a step's folder, inside the JSON item, where Orbax has its own."""
 
 ATTEMPTS: Final = "attempts/"
 MANIFESTS: Final = "manifests/"
 ANNOTATIONS: Final = "annotations/"
 BEST: Final = "best:"
-"""Prefix of a reference to the best step by a metric; it stands where an alias would."""
+"""Prefix of a reference to the best step by a metric, in the place of an alias."""
 ALIASES: Final = "aliases/"
 TRASH: Final = "trash/"
 EXPORTS: Final = "exports/"
 ASSETS: Final = "assets/"
 DAMAGED: Final = "damaged/"
-"""Folder of the records that a repair has replaced."""
+"""Folder of records that a repair has replaced."""
 
 RUN_FOLDERS: Final = frozenset(
     {ALIASES, ANNOTATIONS, ASSETS, ATTEMPTS, DAMAGED, EXPORTS, MANIFESTS, TRASH}
@@ -145,7 +145,7 @@ def check_step(step: SupportsIndex) -> int:
     """Return `step` as a plain integer; integers of NumPy and JAX are accepted too.
 
     Raises:
-        InvalidURIError: it is negative, above 10**18 - 1, or not an integer.
+        InvalidURIError: `step` is negative, above 10**18 - 1, or not an integer.
     """
     return _check_number(step, "step")
 
@@ -154,14 +154,14 @@ def check_attempt(attempt: SupportsIndex) -> int:
     """Return `attempt` as a plain integer.
 
     Raises:
-        InvalidURIError: it is negative, above 10**18 - 1, or not an integer.
+        InvalidURIError: `attempt` is negative, above 10**18 - 1, or not an integer.
     """
     return _check_number(attempt, "attempt")
 
 
 def _check_number(number: SupportsIndex, what: str) -> int:
     plain = -1
-    # NumPy 2.0 takes its booleans for indices, as Python does.
+    # NumPy 2.0 accepts its booleans as indices, as Python does.
     if not isinstance(number, bool) and getattr(number, "dtype", None) != "bool":
         with contextlib.suppress(TypeError):  # no integer: a float, a text, an array of several
             plain = operator.index(number)
@@ -194,7 +194,7 @@ def check_run_name(name: str) -> str:
     """Return `name` if it is a valid run name.
 
     Raises:
-        InvalidURIError: it is not.
+        InvalidURIError: `name` is not valid.
     """
     fitting = re.sub(r"[^A-Za-z0-9._=+-]+", "-", name).lstrip("-._=+")[:128].rstrip("-") or "run-1"
     return _check(_RUN_NAME, name, "run name", RUN_NAME_RULE, f"such as {fitting!r}")
@@ -213,8 +213,8 @@ def check_alias(alias: str, *, within: object = "") -> str:
         within: the text that the name is a part of, for the error.
 
     Raises:
-        InvalidURIError: it is not valid. Digits alone and "latest" are refused because a reference
-            with them would name a step.
+        InvalidURIError: `alias` is not valid. Digits alone and "latest" are refused because a
+            reference with them would name a step.
     """
     rule = (
         "a letter or digit, then up to 63 letters, digits, '.', '_' or '-'; "
@@ -247,9 +247,9 @@ def step_dir(attempt: int, step: int) -> str:
 
 
 def iterator_file(name: str, process: int, processes: int) -> str:
-    """Return the file, in a step's folder, of an iterator's state in one of the saving processes.
+    """Return the name, in a step's folder, of the file with one process's state of an iterator.
 
-    Grain gives its own files the same names.
+    Grain uses the same file names.
     """
     return f"{ITERATORS}{name}/process_{process}-of-{processes}.json"
 
@@ -260,7 +260,7 @@ def manifest_file(step: int, attempt: int) -> str:
 
 
 def manifest_files(step: int) -> str:
-    """Return the prefix that all manifests of a step, and no other files, begin with."""
+    """Return the common prefix of the names of a step's manifests; no other names have it."""
     return f"{MANIFESTS}{check_step(step)}."
 
 
@@ -275,27 +275,30 @@ def trash_file(step: int, attempt: int) -> str:
 
 
 def trash_files(step: int) -> str:
-    """Return the prefix of a step's tombstones, intents and holds, which no other files have."""
+    """Return the prefix of a step's tombstones, intents and holds; no other names have it."""
     return f"{TRASH}{check_step(step)}."
 
 
 def forgotten_file(step: int, attempt: int) -> str:
-    """Return the marker that a repair writes when it is told to go on without a step's manifest."""
+    """Return the name of the marker by which a repair gives up a step's lost manifest."""
     return f"{DAMAGED}{MANIFESTS}{_stem(step, attempt)}.forgotten"
 
 
 def lifted_file(step: int, attempt: int) -> str:
-    """Return the copy of the last withdrawn tombstone: it shows that the tombstone was not lost."""
+    """Return the name of the copy of a withdrawn tombstone.
+
+    It shows that the tombstone was withdrawn, not lost.
+    """
     return f"trash/{_stem(step, attempt)}.lifted"
 
 
 def intent_file(step: int, attempt: int) -> str:
-    """Return the name of the intent: its writer is about to lay the step's tombstone."""
+    """Return the name of an intent: its writer is about to create the step's tombstone."""
     return f"trash/{_stem(step, attempt)}.intent.json"
 
 
 def hold_file(step: int, attempt: int, token: str) -> str:
-    """Return the name of a hold: its writer is about to need the step.
+    """Return the name of a hold, which marks the step as in use by its writer.
 
     Args:
         step: step number.
@@ -307,7 +310,7 @@ def hold_file(step: int, attempt: int, token: str) -> str:
 
 
 def hold_files(step: int, attempt: int) -> str:
-    """Return the prefix of a step's holds; the tombstone and the intent have it too."""
+    """Return the prefix of a step's holds; its tombstone and its intent have it too."""
     return f"{TRASH}{_stem(step, attempt)}."
 
 
@@ -317,7 +320,7 @@ def alias_file(alias: str) -> str:
 
 
 def asset_file(sha256: str) -> str:
-    """Return the name of an asset: a small file kept once for all steps, named by its SHA-256."""
+    """Return the name of an asset: a small file stored once for all steps, named by its SHA-256."""
     return f"assets/{_check(_SHA256, sha256, 'asset', '64 lower-case hexadecimal digits')}"
 
 
@@ -328,9 +331,9 @@ def export_dir(step: int, attempt: int, kind: str, digest: str, try_: str) -> st
 
 
 def export_manifest(step: int, attempt: int, kind: str, digest: str) -> str:
-    """Return the name of an export's manifest, which says which try counts.
+    """Return the name of an export's manifest, which names the published try.
 
-    It lies beside the folder of tries.
+    It is beside the folder of tries.
     """
     return f"{_export_stem(step, attempt, kind, digest)}.json"
 
@@ -351,40 +354,40 @@ def _stem(step: int, attempt: int) -> str:
 
 
 def parse_attempt_file(name: str) -> int | None:
-    """Return the attempt in a name that `attempt_file` made."""
+    """Return the attempt in a name of `attempt_file`; None for other names."""
     match = _ATTEMPT_FILE.fullmatch(name)
     return int(match.group(1)) if match else None
 
 
 def parse_manifest_file(name: str) -> tuple[int, int] | None:
-    """Return (step, attempt) from a name that `manifest_file` made."""
+    """Return (step, attempt) in a name of `manifest_file`; None for other names."""
     return _parse_stem(name, MANIFESTS)
 
 
 def parse_annotation_file(name: str) -> tuple[int, int] | None:
-    """Return (step, attempt) from a name that `annotation_file` made."""
+    """Return (step, attempt) in a name of `annotation_file`; None for other names."""
     return _parse_stem(name, ANNOTATIONS)
 
 
 def parse_trash_file(name: str) -> tuple[int, int] | None:
-    """Return (step, attempt) from a name that `trash_file` made."""
+    """Return (step, attempt) in a name of `trash_file`; None for other names."""
     return _parse_stem(name, TRASH)
 
 
 def parse_lifted_file(name: str) -> tuple[int, int] | None:
-    """Return (step, attempt) from a name that `lifted_file` made."""
+    """Return (step, attempt) in a name of `lifted_file`; None for other names."""
     stem = name.removesuffix(".lifted")
     return None if stem == name else _parse_stem(f"{stem}.json", TRASH)
 
 
 def parse_intent_file(name: str) -> tuple[int, int] | None:
-    """Return (step, attempt) from a name that `intent_file` made."""
+    """Return (step, attempt) in a name of `intent_file`; None for other names."""
     stem = name.removesuffix(".intent.json")
     return None if stem == name else _parse_stem(f"{stem}.json", TRASH)
 
 
 def parse_hold_file(name: str) -> tuple[int, int] | None:
-    """Return (step, attempt) from a name that `hold_file` made."""
+    """Return (step, attempt) in a name of `hold_file`; None for other names."""
     match = _HOLD_FILE.fullmatch(name)
     return (int(match.group(1)), int(match.group(2))) if match else None
 
@@ -395,20 +398,20 @@ def _parse_stem(name: str, folder: str) -> tuple[int, int] | None:
 
 
 def parse_step_folder(name: str) -> StepFolder | None:
-    """Parse the last segment of a step's folder below `attempts/<n>/`."""
+    """Return the parsed name of a folder below `attempts/<n>/`; None if it is no step's."""
     match = _STEP_FOLDER.fullmatch(name)
     return StepFolder(int(match.group(1)), match.group(2) is not None) if match else None
 
 
 def parse_alias_file(name: str) -> str | None:
-    """Return the alias in a name that `alias_file` made."""
+    """Return the alias in a name of `alias_file`; None for other names."""
     alias = name.removeprefix(ALIASES).removesuffix(".json")
     is_alias = alias != "latest" and _ALIAS.fullmatch(alias) is not None
     return alias if is_alias and name == f"{ALIASES}{alias}.json" else None
 
 
 def parse_export_manifest(name: str) -> ExportManifestName | None:
-    """Return the arguments of `export_manifest` from a name that it made."""
+    """Return the arguments of `export_manifest` for this name; None for other names."""
     match = _EXPORT_MANIFEST.fullmatch(name)
     if match is None:
         return None
@@ -421,14 +424,14 @@ _STEP = re.compile(r"^(?:0|[1-9][0-9]{0,17})\Z")
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """Run and the choice of one of its steps: by alias, by number, the best, or else the latest.
+    """Reference to a step of a run: by alias, by number, the best by a metric, or the latest.
 
     Attributes:
         run: the run's folder.
         alias: alias name, or None.
         step: step number, or None.
-        best: None, or the metric to rank the steps by. ":min" or ":max" may follow; without it the
-            direction is as noted with the steps.
+        best: None, or the metric by which to rank the steps. ":min" or ":max" may follow; without
+            it, the direction is the one that the steps' annotations have.
 
     Raises:
         InvalidURIError: `step` is not a step number.
@@ -452,12 +455,12 @@ class CheckpointRef:
 
 
 def parse_ref(text: StoreURI | str | os.PathLike[str]) -> CheckpointRef:
-    """Parse "run", "run@alias", "run@latest", "run/steps/N" or "run@best:METRIC".
+    """Return the parsed "run", "run@alias", "run@latest", "run/steps/N" or "run@best:METRIC".
 
     ":min" or ":max" may follow the metric.
 
     Raises:
-        InvalidURIError: the URI or the alias is malformed, or both an alias and a step are given.
+        InvalidURIError: the URI or the alias is malformed, or there are both an alias and a step.
     """
     address = str(text) if isinstance(text, StoreURI) else os.fspath(text)
     head, at, best = address.partition(f"@{BEST}")
@@ -503,8 +506,8 @@ def step_of(uri: StoreURI) -> int | None:
     """Return N of ".../steps/N", or None for any other address.
 
     Raises:
-        InvalidURIError: what follows "steps/" is not a plain number, such as "steps/007". That is
-            taken for a mistake, not for a run's name.
+        InvalidURIError: after "steps/" there is no plain number, as in "steps/007", which is
+            refused as a mistake.
     """
     segments = uri.path.split("/")
     if len(segments) < 3 or segments[-2] != "steps":

@@ -2,8 +2,8 @@
 
 A step is verified complete once its manifest exists. The manifest holds what readers need often,
 and stays small however large the step is. Leaves and files are listed in the step's index, whose
-SHA-256 the manifest holds. It also has a checksum of itself, so that readers can rely on what it
-says of the other files.
+SHA-256 the manifest holds. The manifest also has a checksum of itself, so that readers can rely on
+it.
 
 The manifest of a step that Cairn did not save lists every leaf and every file itself, because Cairn
 writes nothing into that step's folder. `step_contents` reads both kinds.
@@ -82,16 +82,16 @@ class LeafRecord(_Part):
     """Array (or other leaf) of an item.
 
     Attributes:
-        item: "model", "optimizer", ….
+        item: name of the item, such as "model" or "optimizer".
         path: keys joined by "/"; see `leaf_paths`.
         shape: the global shape; () for a scalar.
-        dtype: name such as "bfloat16".
-        spec: for each axis a mesh axis, a list of them, or None; None as a whole if the leaf is not
-            sharded by name.
-        chunks: shape of the smallest part that can be read; None if not an array.
-        shards: shape of the part in one stored file; None if not an array.
-        digest: digest of the leaf's elements, "algorithm:hex", if taken.
-        compression: compression of the stored chunks; left out of the JSON if there is none.
+        dtype: name of the dtype, such as "bfloat16".
+        spec: for each axis a mesh axis, a list of them, or None; None instead of a list if the leaf
+            has no named sharding.
+        chunks: shape of the smallest part that can be read; None if the leaf is not an array.
+        shards: shape of the part in one stored value; None if the leaf is not an array.
+        digest: digest of the leaf's elements, "algorithm:hex"; None if it was not computed.
+        compression: compression of the stored chunks; None, and not in the JSON, without one.
     """
 
     item: str
@@ -120,7 +120,7 @@ class LeafRecord(_Part):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole array in memory, packed for dtypes below one byte."""
+        """Size in bytes of the whole array in memory, packed for dtypes below one byte."""
         count = 1
         for size in (*self.shape, *self.key_words):
             count *= size
@@ -134,11 +134,12 @@ class ObjectRecord(_Part):
 
     Attributes:
         name: path relative to the step's folder.
-        size: bytes.
+        size: size in bytes.
         crc32c: eight hexadecimal digits.
         content: result of `ContentSum.text`; None if it was not computed because the bytes were not
             in memory.
-        modified_ns: for a file outside of the run: when it was modified, if its disk says so.
+        modified_ns: time of the last modification of a file outside of the run, in nanoseconds
+            since the epoch; None if unknown.
     """
 
     name: str
@@ -152,9 +153,9 @@ class SharedFiles(_Part):
     """Files that a step shares with an earlier one, by links or by copies that the store made.
 
     Attributes:
-        step: the step that wrote them, which may be gone.
+        step: the step that wrote the files; it may be deleted.
         attempt: the attempt that wrote that step.
-        files: their names, the same in both steps' folders.
+        files: names of the files, the same in both steps' folders.
     """
 
     step: Number
@@ -167,8 +168,8 @@ class AssetRecord(_Part):
 
     Attributes:
         name: file name for exports.
-        sha256: SHA-256 of its bytes, which are kept at `layout.asset_file(sha256)`.
-        size: bytes.
+        sha256: SHA-256 of its bytes, which are stored at `layout.asset_file(sha256)`.
+        size: size in bytes.
     """
 
     name: str
@@ -177,11 +178,11 @@ class AssetRecord(_Part):
 
 
 class ModelInfo(_Part):
-    """Model that the leaves belong to.
+    """Model to which the leaves belong.
 
     Attributes:
-        model_type: family, such as "llama".
-        model_class: the class that saved it.
+        model_type: name of the family, such as "llama".
+        model_class: name of the model's class.
         config: the model's config as JSON.
     """
 
@@ -202,13 +203,13 @@ class PlainStep(_Part):
     """Layout of a step that plain Orbax wrote and Cairn imported.
 
     Attributes:
-        source: its folder, which belongs to its owner: Cairn never writes there. None for a copy,
-            whose files lie in the run.
-        trees: the folder of each item's tree; "" is the step's own folder.
-        json_files: the file of each JSON item.
-        arrays: for an item that is a part of a tree: Orbax's name of each leaf, by path. If another
-            item of that folder is not listed here, it has the remaining leaves.
-        keys: by item and path, the implementation of leaves that are typed PRNG keys.
+        source: the step's folder, in which Cairn never writes; None for a copy, whose files are in
+            the run.
+        trees: item -> folder of its tree; "" is the step's own folder.
+        json_files: JSON item -> its file.
+        arrays: for items that are a part of a tree: item -> path -> Orbax's name of the leaf.
+            Another item of the same folder that is not listed here has the remaining leaves.
+        keys: PRNG implementation of leaves that are typed keys, by item and path.
     """
 
     source: str | None = Field(default=None, exclude_if=lambda field: field is None)
@@ -229,15 +230,15 @@ class IndexRef(_Part):
     """Reference of a manifest to its step's index.
 
     Attributes:
-        size: bytes of the file.
+        size: size of the file in bytes.
         sha256: SHA-256 of the file.
-        directory: offset and bytes of its directory.
+        directory: offset and size in bytes of its directory.
         directory_sha256: SHA-256 of the directory as stored.
-        nbytes: bytes of all files of the step.
+        nbytes: sum of the sizes in bytes of all files of the step.
         files: number of the step's files.
         leaves: number of the step's leaves.
-        leaves_digest: digest over all leaves, which differs if any leaf or value does, see
-            `digest_of_leaves`; None if a leaf has no digest.
+        leaves_digest: digest over all leaves and their values, see `digest_of_leaves`; None if a
+            leaf has no digest.
     """
 
     size: Natural
@@ -259,19 +260,19 @@ class Manifest(Record):
 
     Attributes:
         step: step number.
-        attempt: the attempt that wrote it.
-        created: when, RFC 3339 in UTC.
-        writer: the writer's id.
+        attempt: the attempt that wrote the step.
+        created: time of the save, RFC 3339 in UTC.
+        writer: id of the writer.
         items: names of the stored items.
-        iterators: the iterators of training data whose position was saved, each with the number of
-            processes that saved it; left out of the JSON if there are none.
+        iterators: data iterators whose position was saved -> number of processes that saved it; not
+            in the JSON if it is empty.
         index: reference to the step's index; None if Cairn did not save the step.
-        inline_leaves: without an index, every leaf of every item.
-        inline_objects: without an index, every file of the step.
-        assets: small files kept in the run.
-        model: the model, if one was saved.
+        inline_leaves: every leaf of every item, if there is no index.
+        inline_objects: every file of the step, if there is no index.
+        assets: small files stored in the run.
+        model: the model; None if none was saved.
         environment: versions and hosts, for people.
-        plain: for a step that Cairn did not save: its layout and its folder.
+        plain: layout and folder of a step that Cairn did not save; None for others.
     """
 
     FORMAT: ClassVar[str] = "cairn.manifest"
@@ -318,7 +319,7 @@ class Manifest(Record):
 
     @property
     def source(self) -> str | None:
-        """Folder of the step's files, if they lie outside of the run."""
+        """Folder of the step's files outside of the run; None if they are in the run."""
         return None if self.plain is None else self.plain.source
 
     @property
@@ -328,17 +329,17 @@ class Manifest(Record):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the step's files."""
+        """Sum of the sizes in bytes of the step's files."""
         if self.index is not None:
             return self.index.nbytes
         return sum(record.size for record in self.inline_objects)
 
 
 def refuse_crowded_step(leaves: int, files: int, *, path: object) -> None:
-    """Raise if a step has more leaves or files than readers accept.
+    """Raise UnsupportedFormatError if a step has more leaves or files than readers accept.
 
     Raises:
-        UnsupportedFormatError: it has more.
+        UnsupportedFormatError: there are too many.
     """
     if leaves > MOST_LEAVES or files > MOST_FILES:
         raise UnsupportedFormatError(
@@ -354,7 +355,7 @@ class ManifestSummary(NamedTuple):
     """Part of a manifest that listings need.
 
     Attributes:
-        created: when the step was saved, RFC 3339 in UTC.
+        created: time of the save, RFC 3339 in UTC.
         nbytes: as `Manifest.nbytes`.
         digest: as `Manifest.digest()`.
         source: as `Manifest.source`.
@@ -369,11 +370,11 @@ class ManifestSummary(NamedTuple):
     def parse(
         cls, data: bytes, path: object, place: RecordLocation | None = None
     ) -> "ManifestSummary":
-        """Parse the summary of a stored manifest, without checking each leaf.
+        """Return the summary of a stored manifest, without validating each leaf.
 
         Raises:
-            UnsupportedFormatError: it can't be read.
-            CorruptionError: it is not what was written.
+            UnsupportedFormatError: the manifest is of a newer release.
+            CorruptionError: the manifest is not what was written.
         """
         # Read without the model, which would validate every inline leaf and file: listings parse
         # many.
@@ -395,7 +396,7 @@ class ManifestSummary(NamedTuple):
 
 
 def dtype_bits(dtype: str) -> int:
-    """Return the bits per element according to the dtype's name; 8 if the name does not say."""
+    """Return the bits per element that the dtype's name ends in; 8 if it has no number."""
     if dtype in _BITS:
         return _BITS[dtype]
     kind = dtype.partition("_")[0]

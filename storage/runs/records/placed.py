@@ -1,7 +1,7 @@
-"""Reading and writing of a run's records, each of which names the place where it belongs.
+"""Reads and writes of a run's records; each record names its place: run id and file name.
 
-A run's id is created with its `run.json` and stands in every record of the run. Readers therefore
-refuse a record that comes from another run, or was written under another name.
+A run's id is created with its `run.json`. Readers refuse a record whose place is another: it comes
+from another run, or was written under another name.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 UNREADABLE: Final = (CorruptionError, UnsupportedFormatError)
-"""Errors of a record that is not what was written, or belongs elsewhere."""
+"""Errors of a record that is not what was written, or is of another place."""
 
 _PARSERS_KEPT: Final = 4096
 
@@ -61,7 +61,7 @@ class _RunIds:
 
         Args:
             objects: the run's objects.
-            anew: read it again: the run may have been removed and begun anew.
+            anew: ignore the cache, since the run may have been removed and created again.
         """
         with self._lock:
             run_id = self._known.get(objects)
@@ -76,12 +76,12 @@ class _RunIds:
         return None if location is None else location.run
 
     def expect(self, objects: ObjectStore, run_id: str) -> None:
-        """Set the id of the run that is there now."""
+        """Set the cached id of a run."""
         with self._lock:
             self._known[objects] = run_id
 
     def note(self, objects: ObjectStore, info: RunInfo) -> str:
-        """Set and return the id of the run that is there now."""
+        """Set and return the cached id of a run, from its record."""
         self.expect(objects, info.id)
         return info.id
 
@@ -90,20 +90,20 @@ _ids: Final = _RunIds()
 
 
 def place_of(objects: ObjectStore, name: str) -> RecordLocation:
-    """Return the place where the record `name` of a run belongs."""
+    """Return the place of the record `name` of a run."""
     return RecordLocation(_ids.get(objects), name)
 
 
 def expect_run(objects: ObjectStore, run_id: str) -> None:
-    """Set the id of a run that another process has read; it saves a request."""
+    """Set the id of a run that another process has read, which saves a request."""
     _ids.expect(objects, run_id)
 
 
 def read_run_info(objects: ObjectStore) -> RunInfo | None:
-    """Read `run.json`; records that are written from now on get that run's id.
+    """Return `run.json`, or None; records that are written from now on get its run id.
 
     Raises:
-        UnsupportedFormatError, CorruptionError: it can't be read.
+        UnsupportedFormatError, CorruptionError: `run.json` can't be read.
     """
     stored = objects.read(RUN_FILE)
     if stored is None:
@@ -114,7 +114,7 @@ def read_run_info(objects: ObjectStore) -> RunInfo | None:
 
 
 def write_run_info(objects: ObjectStore, info: RunInfo) -> None:
-    """Begin a run: write `run.json` with a new id, which all its records will have.
+    """Create a run: write `run.json` with a new id, which all its records will have.
 
     Raises:
         PreconditionFailedError: there is a `run.json` already.
@@ -125,7 +125,7 @@ def write_run_info(objects: ObjectStore, info: RunInfo) -> None:
 
 
 def read_record(objects: ObjectStore, name: str, kind: type[R]) -> tuple[R, bytes] | None:
-    """Read the record at `name` and its generation; return None if there is none.
+    """Return the record at `name` and its generation; None if there is no record.
 
     Raises:
         UnsupportedFormatError, CorruptionError: it can't be read, or belongs elsewhere.
@@ -137,7 +137,7 @@ def read_record(objects: ObjectStore, name: str, kind: type[R]) -> tuple[R, byte
 
 
 def parse_record(objects: ObjectStore, name: str, kind: type[R], stored: Versioned) -> R:
-    """Parse the record that was read at `name`.
+    """Return the parsed record that was read at `name`.
 
     Raises:
         UnsupportedFormatError, CorruptionError: it can't be read, or belongs elsewhere.
@@ -150,7 +150,7 @@ def parse_record(objects: ObjectStore, name: str, kind: type[R], stored: Version
     try:
         return parsed(run)
     except CorruptionError:
-        # The cached id may be that of a run that was removed since. Read it anew before refusing.
+        # The cached id may be of a run that was removed since: read it again before refusing.
         now = _ids.get(objects, anew=True)
         if now == run:
             raise
@@ -158,10 +158,10 @@ def parse_record(objects: ObjectStore, name: str, kind: type[R], stored: Version
 
 
 def misplaced(objects: ObjectStore, name: str) -> CorruptionError | None:
-    """Return the error of a whole record that was written for another place or another run.
+    """Return the error of an intact record that was written for another place or another run.
 
-    Return None if the record belongs to `name`, does not exist, or does not name its place. A
-    record that takes effect by its name alone is not wrong because its content is damaged.
+    None if its place is `name`, or if the record does not exist or does not name a place. Damaged
+    content is no error here: such records take effect by their names alone.
     """
     stored = objects.read(name)
     location = None if stored is None else stored_location(stored.value)
@@ -185,15 +185,15 @@ def read_records(
     names: Iterable[str],
     parse: Callable[[bytes, object, RecordLocation], T],
 ) -> dict[str, T]:
-    """Read and parse the records at `names`; absent ones are left out.
+    """Return the parsed records at `names`, by name; absent records are left out.
 
     Args:
         objects: the run's objects.
         names: names of the records.
-        parse: such as `Alias.parse`; pass the same function each time, see `parse_many`.
+        parse: parser such as `Alias.parse`; pass the same function each time, see `parse_many`.
 
     Raises:
-        UnsupportedFormatError, CorruptionError: one can't be read, or belongs elsewhere.
+        UnsupportedFormatError, CorruptionError: a record can't be read, or is of another place.
     """
     records, unreadable = judge_records(objects, names, parse)
     for error in unreadable.values():
@@ -206,7 +206,7 @@ def judge_records(
     names: Iterable[str],
     parse: Callable[[bytes, object, RecordLocation], T],
 ) -> tuple[dict[str, T], dict[str, StorageError]]:
-    """Read records as `read_records` does, but return the errors of unreadable ones, by name."""
+    """Return records as `read_records` does, and the errors of unreadable records, by name."""
     names = list(names)
     run = _ids.get(objects)
     parsed = objects.parse_many(names, _parser(parse, objects.uri, run))
@@ -227,7 +227,7 @@ def judge_records(
 def _parser(
     parse: Callable[[bytes, object, RecordLocation], T], root: StoreURI, run: str | None
 ) -> Callable[[bytes, StoreURI], T | StorageError]:
-    """Return the same function for the same arguments: `ObjectStore.parse_many` caches by it."""
+    """Return a parser that returns errors; cached, since `ObjectStore.parse_many` caches by it."""
     above = f"{root.path}/" if root.path else ""
 
     def parsed(data: bytes, path: StoreURI) -> T | StorageError:
@@ -240,7 +240,7 @@ def _parser(
 
 
 def put_record(objects: ObjectStore, name: str, record: Record) -> None:
-    """Write `record` at `name`, over whatever is there.
+    """Write `record` at `name`, and replace an existing record.
 
     Raises:
         StoreFullError: no space or quota left.
@@ -262,15 +262,15 @@ def write_record(
 
     Args:
         objects: the run's objects.
-        name: where to write it.
-        record: the record; its place is filled in.
+        name: name of the record in the run.
+        record: the record; its place is set here.
         generation: as in `ObjectStore.write_if`.
         same_is_success: as in `ObjectStore.write_if`.
 
     Raises:
         PreconditionFailedError: the object changed; `current` is a `Versioned`, or None if absent.
         StoreFullError: no space or quota left.
-        RunNotFoundError: the run's folder was moved or removed meanwhile; nothing is left there.
+        RunNotFoundError: the run's folder was moved or removed meanwhile; the record was removed.
     """
     placed = record.with_location(RecordLocation(_ids.get(objects) or "", name))
     written = objects.write_if(
@@ -281,14 +281,14 @@ def write_record(
 
 
 def _ensure_in_a_run(objects: ObjectStore, name: str, generation: bytes) -> None:
-    """Delete a record again whose write has created a folder anew, after the run was renamed.
+    """Delete a record again if its write created the run's folder anew; raise RunNotFoundError.
 
-    On a disk a run can be renamed at any moment; what was written before that moved with the run. A
-    bucket has no folders: there the publisher of a step checks that the run still exists.
+    On a disk a run can be renamed at any moment; earlier records moved with it. A bucket has no
+    folders: there the publisher of a step checks that the run still exists.
     """
     if objects.uri.scheme != "file":
         return
-    heads = {RUN_FILE, LEASE_FILE} - {name}  # a run that has lost one of them still has the other
+    heads = {RUN_FILE, LEASE_FILE} - {name}  # a run that lost one of them has the other
     if any(_may_be_there(os.path.join(objects.uri.local_path, head)) for head in heads):
         return
     with contextlib.suppress(StorageError):
@@ -303,7 +303,7 @@ def _ensure_in_a_run(objects: ObjectStore, name: str, generation: bytes) -> None
 
 
 def _may_be_there(path: str) -> bool:
-    """Return False only if the file surely does not exist: otherwise nothing may be deleted."""
+    """Return False only if the file certainly does not exist; only then may a record be deleted."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Record of a run: name, age, labels, and where it comes from."""
+"""Record of a run: name, time of creation, labels and origin."""
 
 from typing import Annotated, ClassVar
 
@@ -18,7 +18,7 @@ class Lineage(BaseModel):
 
     Attributes:
         run: URI of the parent run.
-        step: the step it was forked from.
+        step: the step from which it was forked.
         attempt: the attempt that wrote that step.
         manifest_digest: digest of that step's manifest.
     """
@@ -36,13 +36,12 @@ class RunInfo(Record):
 
     Attributes:
         name: the run's name.
-        created: when, RFC 3339 in UTC.
-        labels: for people and filters.
-        config_digest: digest of the model's config, if known.
-        lineage: the step it was forked from, if any.
+        created: time of creation, RFC 3339 in UTC.
+        labels: texts by name, for people and filters.
+        config_digest: digest of the model's config; None if unknown.
+        lineage: origin of a forked run; None for other runs.
         environment: versions and hosts, for people.
-        adopts: the folder of plain Orbax checkpoints that the run lists, if it was made by an
-            import.
+        adopts: the folder of plain Orbax checkpoints that the run imports; None for other runs.
     """
 
     FORMAT: ClassVar[str] = "cairn.run"
@@ -57,5 +56,5 @@ class RunInfo(Record):
 
     @property
     def id(self) -> str:
-        """Id of the run, which stands in all its records; "" before it is stored."""
+        """Id of the run, which all its records have; "" before the run is stored."""
         return "" if self.location is None or self.location.run is None else self.location.run

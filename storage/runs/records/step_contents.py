@@ -29,7 +29,7 @@ class StepContents(abc.ABC):
 
 
 class InlineContents(StepContents):
-    """Contents of a step that Cairn did not save, as its manifest lists them."""
+    """Leaves and files of a step that Cairn did not save, as its manifest lists them."""
 
     def __init__(self, manifest: Manifest) -> None:
         """Create it from a manifest without an index."""

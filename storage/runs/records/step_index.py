@@ -1,9 +1,9 @@
-"""Index of a step: every leaf, every file, where each value lies, and each chunk's digest.
+"""Index of a step: every leaf, every file, each value's location, and each chunk's digest.
 
 A step has one index file. It is written before the manifest, which holds the SHA-256 of the index's
 directory. The directory is a compressed record with the SHA-256 of each page of the three tables
-before it. A reader takes the directory and the pages that its leaves need, and uses no byte that it
-has not compared with its SHA-256.
+before it. A reader reads the directory and the pages that its leaves need, and compares all bytes
+with their SHA-256 before it uses them.
 
     files | values | digests | directory | its offset, length and SHA-256
 
@@ -89,7 +89,7 @@ _PLAIN_BYTES: Final = 4 << 20
 _LEAF_BYTES: Final = 4 << 10
 _FILE_BYTES: Final = 1 << 10
 _TABLE_BYTES: Final = 512
-"""Table bytes per byte of directory: the directory holds a SHA-256 for each page of a table."""
+"""Most bytes of tables per byte of directory, which has a SHA-256 for each page of a table."""
 
 MOST_SHARDS: Final = 1 << 18
 """Most shards of a leaf: each takes some 400 bytes of memory where TensorStore reads it."""
@@ -98,10 +98,10 @@ MAX_SHARD_CHUNKS: Final = 1 << 14
 """Most chunks of a shard. A shard of 64 MiB has 4,096; see `arrays.chunks`."""
 
 _WHOLE_BYTES: Final = 4 << 20
-"""Size up to which an index is read in one request."""
+"""Size in bytes up to which an index is read in one request."""
 
 _LOADED_BYTES: Final = 64 << 20
-"""As `_WHOLE_BYTES`, if all leaves are wanted: a request per page costs more than its bytes."""
+"""The same as `_WHOLE_BYTES`, if all leaves are requested: requests cost more than bytes."""
 
 FILE_ROW: Final = np.dtype(
     [
@@ -132,13 +132,13 @@ class IndexDirectory(Record):
             manifest.
         leaves: every leaf of every item.
         leaves_digest: digest of the leaves, as in the manifest.
-        forms: the leaves that are stored in another form, by item and path.
-        meta_digest: digest of the JSON item's canonical form.
+        forms: stored forms of leaves that are not stored as they are, by item and path.
+        meta_digest: digest of the JSON item's canonical form; None if there is no JSON item.
         objects: the files that hold no values.
         folders: the folders of the files that hold values.
         origins: (step, attempt) of the steps whose files this step shares.
-        chunk_alignment: in bytes. With 1, the chunks of a value follow one another.
-        files, values, digests: the tables.
+        chunk_alignment: alignment of a value's chunks in bytes. With 1, they follow one another.
+        files, values, digests: locations of the tables.
     """
 
     FORMAT: ClassVar[str] = "cairn.step_index"
@@ -168,7 +168,7 @@ class IndexDirectory(Record):
 
 
 def shard_grid(leaf: LeafRecord) -> tuple[Cell, Cell]:
-    """Return how many shards a leaf has per axis, and how many chunks each shard has per axis.
+    """Return the number of a leaf's shards per axis, and of a shard's chunks per axis.
 
     Typed PRNG keys have trailing axes that their logical shape does not include.
     """
@@ -192,7 +192,7 @@ def directory_bytes(leaves: int, files: int, index_bytes: int) -> int:
 
 
 def too_many_parts(grid: Cell, chunks: Cell) -> str | None:
-    """Return why a leaf with so many shards or chunks can't be read again; None if it can."""
+    """Return why a leaf with these numbers of shards and chunks can't be read; None if it can."""
     shards, each = math.prod(grid), math.prod(chunks)
     if shards > MOST_SHARDS:
         return f"{shards} shards, expected at most {MOST_SHARDS}"
@@ -202,7 +202,7 @@ def too_many_parts(grid: Cell, chunks: Cell) -> str | None:
 
 
 def index_ref(data: bytes, directory: IndexDirectory, offset: int) -> IndexRef:
-    """Return the part of the manifest that refers to an index."""
+    """Return the manifest's reference to an index."""
     stored = data[offset : -END.size]
     names = PagedTable(
         directory.files, FILE_ROW, lambda a, b: data[a:b], end=offset, path=INDEX_FILE
@@ -222,9 +222,9 @@ def index_ref(data: bytes, directory: IndexDirectory, offset: int) -> IndexRef:
 
 
 def digest_of_leaves(leaves: Iterable[LeafRecord]) -> str | None:
-    """Return a SHA-256 over the shape, dtype and values of each leaf, however it is stored.
+    """Return a SHA-256 over the shape, dtype and digest of each leaf; None if one has no digest.
 
-    Return None if a leaf has no digest.
+    It does not depend on how the leaves are stored.
     """
     lines = []
     for leaf in leaves:
@@ -237,16 +237,16 @@ def digest_of_leaves(leaves: Iterable[LeafRecord]) -> str | None:
 def parse_index(
     data: bytes, path: object, place: RecordLocation | None = None
 ) -> tuple[Manifest, "StepIndex"]:
-    """Parse a whole index and rebuild its manifest; every byte is checked.
+    """Return the manifest that a whole index describes, and the index; every byte is checked.
 
     Args:
-        data: the file.
-        path: where it was read, for errors.
-        place: where it belongs; an index of another place is refused.
+        data: content of the file.
+        path: the file, for errors.
+        place: expected place of the index; an index of another place is refused.
 
     Raises:
-        CorruptionError: it is not what was written, or belongs elsewhere.
-        UnsupportedFormatError: it is not an index, or of a newer release.
+        CorruptionError: the file is not what was written, or is of another place.
+        UnsupportedFormatError: the file is not an index, or of a newer release.
     """
     if len(data) < END.size or data[-len(MAGIC) :] != MAGIC:
         raise damaged_index(path, "an index", f"{len(data)} bytes without its end")
@@ -267,12 +267,12 @@ def parse_index(
 
 
 def open_contents(step: StoreURI, manifest: Manifest, *, whole: bool = False) -> StepContents:
-    """Open the leaves and files of the step in the folder `step`.
+    """Return the leaves and files of the step in the folder `step`.
 
     Args:
         step: the step's folder.
         manifest: the step's manifest.
-        whole: most leaves are wanted, so a large index is read in one request too.
+        whole: whether most leaves will be read; a large index is then read in one request too.
 
     Raises:
         CorruptionError: the index is missing, or is not what was written.
@@ -329,7 +329,7 @@ def open_contents(step: StoreURI, manifest: Manifest, *, whole: bool = False) ->
 
 
 def whole_contents(objects: ObjectStore, manifest: Manifest) -> StepContents:
-    """Open a step's contents as `open_contents` does, but check every byte of the index now.
+    """Return a step's contents as `open_contents` does, but check every byte of the index now.
 
     Args:
         objects: the run's objects.
@@ -348,7 +348,7 @@ def whole_contents(objects: ObjectStore, manifest: Manifest) -> StepContents:
 
 
 def _check_whole(data: bytes | memoryview, ref: IndexRef, path: object) -> None:
-    """Raise if an index is not the one that its manifest refers to."""
+    """Raise CorruptionError if an index is not the one to which its manifest refers."""
     actual = hashlib.sha256(data).hexdigest()
     if actual != ref.sha256:
         raise damaged_index(
@@ -380,7 +380,7 @@ class StepIndex(StepContents):
     """Open index of a step. Safe for use by many threads.
 
     Attributes:
-        directory: its content besides the tables.
+        directory: content of the index besides the tables.
     """
 
     def __init__(
@@ -394,8 +394,8 @@ class StepIndex(StepContents):
 
         Args:
             directory: the directory.
-            fetch: reads the file from one offset to another.
-            end: where the directory begins and the tables end.
+            fetch: returns the file's bytes between two offsets.
+            end: offset at which the tables end and the directory begins.
             path: the file, for errors.
 
         Raises:
@@ -488,14 +488,14 @@ class StepIndex(StepContents):
         )
 
     def item(self, name: str) -> "ItemPlaces":
-        """Return where the values of an item lie."""
+        """Return the locations of an item's values."""
         return ItemPlaces(self, name, self._items.get(name, {}))
 
     def check(self) -> None:
-        """Read everything not read yet, and check that it fits together.
+        """Read all parts of the index that were not read yet, and check that they are consistent.
 
         Raises:
-            CorruptionError: some of it is not what was written, or is contradictory.
+            CorruptionError: a part is not what was written, or contradicts another.
         """
         for table in (self._files, self._values, self._digests):
             table.prefetch([(0, len(table))])
@@ -514,7 +514,7 @@ class StepIndex(StepContents):
         """Return all rows of files, of values and of digests.
 
         Raises:
-            CorruptionError: some are not what was written.
+            CorruptionError: some rows are not what was written.
         """
         files, values, digests = self._files, self._values, self._digests
         return files.rows(0, len(files)), values.rows(0, len(values)), digests.rows(0, len(digests))
@@ -526,9 +526,9 @@ class StepIndex(StepContents):
         self._digests.prefetch([(leaf.digest, leaf.end[1]) for leaf in leaf_rows])
 
     def small(self, rows: Iterable["_LeafRows"]) -> Iterable[tuple[ValueRef, int]]:
-        """Return where leaves of one chunk each lie, and their digests, in the given order."""
+        """Return the locations and digests of leaves of one chunk each, in the given order."""
         leaf_rows = list(rows)
-        # In the table's order, so that each page is taken once.
+        # In the table's order, so that each page is used once.
         order = sorted(range(len(leaf_rows)), key=lambda number: leaf_rows[number].value)
         values = self._values.take([leaf_rows[number].value for number in order])
         digests = self._digests.take([leaf_rows[number].digest for number in order])
@@ -538,12 +538,12 @@ class StepIndex(StepContents):
         return [place for place in places if place is not None]
 
     def refs(self, start: int, stop: int) -> list[ValueRef]:
-        """Return where the values of some rows lie, with files named from the step's folder."""
+        """Return the values' locations in some rows; files are relative to the step's folder."""
         rows = self._values.rows(start, stop).tolist()
         return [ValueRef(self._file(number), offset, length) for number, offset, length in rows]
 
     def digest_rows(self, start: int, stop: int) -> Rows:
-        """Return some rows of the digests."""
+        """Return the rows of digests from `start` to `stop`."""
         return self._digests.rows(start, stop)
 
     def damaged(self, expected: str, found: str) -> CorruptionError:
@@ -568,10 +568,10 @@ class _LeafRows(NamedTuple):
     """Rows of a leaf in the tables, and their layout.
 
     Attributes:
-        value: its first row of values.
-        digest: its first row of digests.
-        grid: shards per axis.
-        chunks: chunks per axis of a shard.
+        value: the leaf's first row in the table of values.
+        digest: the leaf's first row in the table of digests.
+        grid: number of shards per axis.
+        chunks: number of a shard's chunks per axis.
     """
 
     value: int
@@ -581,13 +581,13 @@ class _LeafRows(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Number of its rows of values, and of digests."""
+        """Number of the leaf's rows of values, and of digests."""
         shards = math.prod(self.grid)
         return shards, shards * math.prod(self.chunks)
 
     @property
     def end(self) -> tuple[int, int]:
-        """Row after its last one of values, and of digests."""
+        """Row after the leaf's last row of values, and of digests."""
         values, digests = self.size
         return self.value + values, self.digest + digests
 
@@ -604,17 +604,17 @@ class _LeafRows(NamedTuple):
 
 
 class _SmallLeaf(NamedTuple):
-    """RecordLocation and digest of a leaf with one shard of one chunk."""
+    """Location and digest of a leaf with one shard of one chunk."""
 
     ref: ValueRef
     digest: int
 
 
 class ItemPlaces:
-    """Places of an item's values and digests of their chunks, by the leaf's path."""
+    """Locations of an item's values, and digests of their chunks, by the leaf's path."""
 
     def __init__(self, index: StepIndex, item: str, rows: Mapping[str, _LeafRows]) -> None:
-        """Create it for an item; see `StepIndex.item`."""
+        """Create the locations of an item; use `StepIndex.item`."""
         self._index, self._prefix, self._rows = index, f"{item}/", rows
         self._grids: dict[str, Rows] = {}
         self._small: dict[str, _SmallLeaf] = {}
@@ -623,12 +623,12 @@ class ItemPlaces:
         """Read the rows of these leaves in few requests.
 
         Raises:
-            CorruptionError: they are not what was written.
+            CorruptionError: the rows are not what was written.
             StoreUnavailableError: the store gives no answer.
         """
         rows_by_path = {path: self._rows[path] for path in paths if path in self._rows}
         self._index.prefetch(rows_by_path.values())
-        # Leaves of one chunk are looked up together: one by one, a table of many would take long.
+        # Leaves of one chunk are looked up together: one by one, many of them would take long.
         small = {path: rows for path, rows in rows_by_path.items() if rows.size == (1, 1)}
         for path, (ref, digest) in zip(small, self._index.small(small.values()), strict=True):
             self._small[path] = _SmallLeaf(self._within(ref), digest)
@@ -656,7 +656,7 @@ class ItemPlaces:
         return int(grid[index]) if all(map(operator.lt, index, grid.shape)) else None
 
     def ref(self, path: str, cell: Cell) -> ValueRef | None:
-        """Return where a shard lies, with its file named from the item's folder; None if absent."""
+        """Return a shard's location, its file relative to the item's folder; None if absent."""
         if path in self._small:
             return self._small[path].ref if self._is_first(path, cell) else None
         rows = self._rows.get(path)
@@ -664,7 +664,7 @@ class ItemPlaces:
         return None if row is None else self._within(self._index.refs(row, row + 1)[0])
 
     def refs(self, path: str) -> dict[Cell, ValueRef]:
-        """Return where all shards of a leaf lie, by index."""
+        """Return the locations of all shards of a leaf, by index in its grid of shards."""
         rows = self._rows.get(path)
         if rows is None:
             return {}
@@ -681,7 +681,7 @@ class ItemPlaces:
         return ref._replace(file=ref.file[len(self._prefix) :])
 
     def _grid(self, path: str) -> Rows | None:
-        """Return the digests of a leaf's chunks, as an array with the chunks' grid as its shape."""
+        """Return the digests of a leaf's chunks as an array with an element per chunk; or None."""
         cached = self._grids.get(path)
         rows = self._rows.get(path)
         if cached is not None or rows is None:
