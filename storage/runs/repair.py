@@ -1,7 +1,7 @@
-"""Repair of a run's records from what the other records say; nothing is guessed or thrown away.
+"""Repair of a run's damaged or lost records from its other records.
 
-`docs/howto/verify.md` says for each kind what it is rebuilt from, and when it can't be. The
-replaced record is kept below `damaged/`, by its name and the SHA-256 of its bytes.
+`docs/howto/verify.md` says for each kind of record from which others it is rebuilt, and when it
+can't be. A replaced record is kept below `damaged/`, by its name and the SHA-256 of its bytes.
 """
 
 import secrets
@@ -62,7 +62,7 @@ from cairn.storage.store.records import Record, RecordLocation, sha256_of
 __all__ = ["Repair", "repair_run"]
 
 _ORDER: Final = (RUN_FILE, ATTEMPTS, LEASE_FILE)
-"""Records to repair first: others are judged, or rebuilt, by them."""
+"""Order of repairs: these come first, since other records are checked or rebuilt from them."""
 
 _KINDS: Final[tuple[tuple[Callable[[str], object], type[Record]], ...]] = (
     (lambda name: name == LEASE_FILE or None, Lease),
@@ -75,7 +75,7 @@ _KINDS: Final[tuple[tuple[Callable[[str], object], type[Record]], ...]] = (
     (parse_hold_file, Hold),
     (parse_export_manifest, ExportManifest),
 )
-"""Parser of a record's name, and the class of the record."""
+"""Pairs of a parser of record names, and the class of such records."""
 
 
 _FORGET: Final = "forget it"
@@ -83,12 +83,12 @@ _FORGET: Final = "forget it"
 
 @dataclass(frozen=True)
 class Repair:
-    """Record that is damaged or lost, and what to do about it.
+    """Damaged or lost record, and its repair.
 
     Attributes:
         name: name of the record.
-        action: what repairs it; None if nothing here can.
-        hint: what to do by hand if nothing here can.
+        action: description of the repair; None if there is none.
+        hint: what a person can do if there is no repair.
         done: True if the action was carried out.
     """
 
@@ -114,20 +114,20 @@ def repair_run(
     forget: Collection[str] = (),
     clock: Clock = utc_now,
 ) -> list[Repair]:
-    """Repair the records of a run; with `dry_run`, only return what would be done.
+    """Repair the records of a run, and return the repairs.
 
     Args:
         run: the run, which need not have a `run.json`.
         by: the caller's name.
-        dry_run: change nothing.
-        forget: names of records to go on without: records that can't be rebuilt, or that belong to
-            an attempt whose record can't be rebuilt.
+        dry_run: only return the repairs, and change nothing.
+        forget: names of records to give up: they can't be rebuilt, or are of an attempt whose
+            record can't be rebuilt.
         clock: returns the current time in UTC.
 
     Raises:
         LeaseHeldError: a writer is alive; nothing was done.
-        RecordNotLostError: `forget` names records that are whole, or that can be rebuilt.
-        StorageError: the store refuses; what was done until then stays done.
+        RecordNotLostError: `forget` names records that are intact, or that can be rebuilt.
+        StorageError: the store refuses a change; earlier repairs of this call remain.
     """
     lease, _ = judge_lease(run.objects)
     if not dry_run and lease is not None and lease.is_alive(clock()):
@@ -161,7 +161,7 @@ def repair_run(
         if fix.do is not None:
             fix.do()
         done.append(fix.repair if fix.do is None else replace(fix.repair, done=True))
-        if name == RUN_FILE and fix.do is not None:  # the others are judged by its id
+        if name == RUN_FILE and fix.do is not None:  # the others are checked by its id
             names = _in_order({*check_run(run).unreadable} - {RUN_FILE})
     for name in (RUN_FILE, *sorted(RUN_FOLDERS)):
         run.objects.sync(name)  # a repair that died before its fsync may have written them
@@ -176,7 +176,7 @@ def _untold(history: History) -> list[str]:
 
 
 def _left(checked: RunReport, mended: Collection[str] = ()) -> list[Repair]:
-    """Return the remaining contradictions between records that are whole; no repair is known.
+    """Return contradictions between intact records, for which there is no repair.
 
     Args:
         checked: the report of the check.
@@ -219,7 +219,7 @@ def _can_be_forgotten(name: str) -> bool:
 
 
 class _Mender:
-    """Rebuilder of records from the others, as they are now."""
+    """Rebuilder of records from the present state of the others."""
 
     def __init__(self, run: Run, by: str, forget: Collection[str], clock: Clock) -> None:
         self._run = run
@@ -229,7 +229,7 @@ class _Mender:
         self._clock = clock
 
     def fix(self, name: str) -> _Fix | None:
-        """Return how to repair the record `name`; None if it is whole by now."""
+        """Return the repair of the record `name`; None if it is intact by now."""
         self._found = self._objects.read(name)
         if name in self._forget and name in _untold(read_history(self._objects)):
             return self._forgotten(name)
@@ -302,7 +302,7 @@ class _Mender:
         earlier = [attempt for attempt in history.attempts.known if attempt.number < number]
         previous = (earlier[-1].number, earlier[-1].base_step) if earlier else (0, -1)
         lost = [other for other in history.attempts.unknown if previous[0] < other < number]
-        if lost:  # the rebuilt record would claim that this attempt never existed
+        if lost:  # the rebuilt record would deny that this attempt existed
             return _Fix(Repair(name, None, f"Restore {attempt_file(lost[-1])} first."))
         own = [manifest_file(*key) for key in history.published if key[1] == number]
         manifests, _ = judge_records(self._objects, own, Manifest.parse)
@@ -371,7 +371,7 @@ class _Mender:
         return _Fix(Repair(name, action), partial(self._write, name, tombstone))
 
     def _manifest(self, name: str) -> _Fix:
-        """Rebuild it from the step's index, written with it; else it can only be forgotten."""
+        """Return the repair of a manifest by the step's index; without one, it is given up."""
         key = parse_manifest_file(name)
         assert key is not None
         current = self._objects.read(name)
@@ -391,8 +391,8 @@ class _Mender:
 
         def write() -> None:
             self._keep(name)
-            # Only if the store still has what was seen: a removal of the step begins with its
-            # manifest.
+            # Only if the store still has what was read here: a removal of the step begins with
+            # its manifest.
             generation = None if current is None else current.generation
             write_record(self._objects, name, manifest, generation=generation)
 
@@ -453,7 +453,7 @@ class _Mender:
         return self._found.generation
 
     def _is_whole(self, name: str, stored: Versioned) -> bool:
-        """Return True if a record is what was written there; another repair may have mended it."""
+        """Return True if a record is intact; another repair may have rebuilt it."""
         if name == RUN_FILE:
             return self._is_own_run_file(stored)
         kind = next(kind for parse, kind in _KINDS if parse(name) is not None)

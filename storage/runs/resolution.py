@@ -37,9 +37,9 @@ def resolve_checkpoint(
 
     Args:
         text: the reference.
-        damaged: what to do if the reference names neither a step nor an alias, and the step that it
-            resolves to is known to be damaged: "refuse" it, "skip" it for the next sound one, or
-            None: take it.
+        damaged: what to do if damage is noted for the latest or best step: "refuse" it, "skip" it
+            for a sound one, or None: use it. A step that a number or an alias names is never
+            skipped.
 
     Raises:
         InvalidURIError: the text is malformed.
@@ -56,9 +56,10 @@ def resolve_checkpoint(
 
 
 def resolve_step(run: Run, ref: CheckpointRef, *, damaged: OnDamage | None = "refuse") -> StepInfo:
-    """Return the step that `ref` names; an alias keeps its step even if that was superseded.
+    """Return the step that `ref` names.
 
-    A step or an alias is taken as named, even if it is damaged; for an alias a warning is logged.
+    A step that a number or an alias names is returned even if it is damaged; for an alias a warning
+    is logged. The step of an alias may be superseded.
 
     Args:
         run: the run.
@@ -67,10 +68,10 @@ def resolve_step(run: Run, ref: CheckpointRef, *, damaged: OnDamage | None = "re
 
     Raises:
         AliasNotFoundError: there is no such alias.
-        StepNotFoundError: there is no such step, or none at all.
-        StepInFlightError: it is being written now.
-        StepDamagedError: the latest step, or the best, is damaged and refused; the error names the
-            step to take instead, if there is one.
+        StepNotFoundError: there is no such step, or no step at all.
+        StepInFlightError: the step is being written now.
+        StepDamagedError: the latest or best step is damaged and refused; the message names a sound
+            step to use instead, if there is one.
         PolicyError: it asks for the best step by a metric whose direction is unknown.
     """
     if ref.step is not None:
@@ -88,22 +89,22 @@ def resolve_step(run: Run, ref: CheckpointRef, *, damaged: OnDamage | None = "re
 def best_step(
     run: Run, metric: str, mode: Better | None, *, damaged: OnDamage | None = "refuse"
 ) -> StepInfo:
-    """Return the listed step with the best value of a metric; of equal values the latest.
+    """Return the listed step with the best value of a metric; the latest of equal ones.
 
     Args:
         run: the run.
-        metric: its name; steps without it, or with NaN, are never the best.
-        mode: "min" if lower is better, such as for a loss; "max" if higher is; None: as noted with
-            the steps.
-        damaged: what to do if the best is damaged: "refuse" it, "skip" it for the best sound one,
-            or None: take it.
+        metric: name of the metric; steps without it, or with NaN, are never the best.
+        mode: "min" if lower is better, such as for a loss; "max" if higher is; None: the direction
+            that the steps' annotations have.
+        damaged: what to do if the best step is damaged: "refuse" it, "skip" it for the best sound
+            step, or None: use it.
 
     Raises:
-        PolicyError: `mode` has another value, contradicts the steps' notes, or is None and the
-            steps don't say.
-        StepNotFoundError: no listed step has a value of this metric; the error names the metrics
-            that they have.
-        StepDamagedError: the best is damaged and refused, or no other is sound.
+        PolicyError: `mode` has another value or contradicts the annotations, or it is None and the
+            annotations have no direction.
+        StepNotFoundError: no listed step has a value of this metric; the message names the metrics
+            that steps have.
+        StepDamagedError: the best step is damaged and refused, or no other is sound.
         UnsupportedFormatError, CorruptionError: a manifest or an annotation can't be read.
     """
     steps = {(info.step, info.attempt): info for info in run.steps()}
@@ -117,7 +118,7 @@ def best_step(
     sound = next((key for key in best if key not in broken), None)
     if sound is None or damaged != "skip":
         damage = damage_of(run, best[0])
-        if damage is None:  # it was lifted just now
+        if damage is None:  # the damage was removed just now
             return steps[best[0]]
         raise step_damaged(
             run, best[0], damage, next_step=_instead(run, f"best sound step by {metric!r}", sound)
@@ -170,13 +171,13 @@ def _aliased(run: Run, name: str) -> StepInfo:
 def _noted(
     run: Run, key: StepKey, describe: Callable[[], StepInfo]
 ) -> tuple[StepInfo, Damage | None]:
-    """Describe a step and read its damage, in the same round of requests."""
+    """Return a step's description and its damage, read in one round of requests."""
     info, damage = run.objects.gather(describe, lambda: known_damage(run, key))
     return info, damage
 
 
 def _instead(run: Run, what: str, sound: StepKey | None) -> str:
-    """Return the advice what to load in place of a damaged step."""
+    """Return the advice which step to load in place of a damaged one."""
     if sound is None:
         return "No other step is sound: restore its files from a backup and verify it again."
     return (

@@ -1,12 +1,12 @@
 """Retention: the decision which steps of a run to keep, and its execution.
 
-`evaluate_retention` is pure: it is given all facts. `apply_retention` reads the facts, and
-deletes through the trash.
+`evaluate_retention` decides from the facts that it gets, without I/O. `apply_retention` reads the
+facts, and deletes steps through the trash.
 
-A step is kept if any rule of the policy keeps it, or if it must stay whatever the policy says: the
-latest step, a step that an alias names, a step in use, and every step whose bytes a kept step
-needs. A step that is known to be damaged is never deleted by a policy, and never chosen by a rule:
-rules choose among the sound steps, and the latest step is the latest sound one.
+A step is kept if a rule of the policy keeps it. Kept under any policy are the latest step, a step
+that an alias names, a step in use, and every step whose bytes a kept step needs. A policy never
+deletes a step whose damage is noted, and its rules never choose such a step: they choose among the
+sound steps, and the latest step is the latest sound one.
 
 A policy without rules deletes nothing. Neither does a policy with a metric or a label that no step
 has: a misspelt name would delete the steps that it should keep.
@@ -76,7 +76,7 @@ class BestSteps:
     """Rule that keeps the best steps by one metric.
 
     Attributes:
-        metric: its name; steps without it, or with NaN, are never among the best.
+        metric: name of the metric; steps without it, or with NaN, are never among the best.
         count: number of steps to keep.
         mode: "min" if lower is better, such as for a loss; else "max".
     """
@@ -99,8 +99,8 @@ class RetentionPolicy:
             for that value.
 
     Raises:
-        PolicyError: a number is below 1 or not a number, a text stands where a list belongs, a name
-            is empty, or a mode does not exist; all problems are listed.
+        PolicyError: a number is below 1 or not a number, a text is passed for a list, a name is
+            empty, or a mode does not exist; all problems are listed.
     """
 
     keep_last: int | None = None
@@ -162,10 +162,10 @@ class RetentionPolicy:
 
     @classmethod
     def from_json(cls, rules: Mapping[str, Any]) -> "RetentionPolicy":
-        """Create the policy from the JSON of `to_json`.
+        """Return the policy whose `to_json` returned `rules`.
 
         Raises:
-            PolicyError: there are rules that this release does not know, or can't apply.
+            PolicyError: this release does not know, or can't apply, some rules.
         """
         try:
             best = [BestSteps(**entry) for entry in rules.get("keep_best", ())]
@@ -186,12 +186,12 @@ class RetentionPolicy:
 
     @property
     def has_names(self) -> bool:
-        """True if it names metrics or labels, which steps may have or not."""
+        """True if the policy names metrics or labels."""
         return bool(self.keep_best or self.keep_labelled)
 
 
 def _not_lists(name: str, rule: object, of: str) -> list[str]:
-    """Return the problem if a rule is not a list; in a text each letter would count as an entry."""
+    """Return a problem if a rule is not a list, such as a text, whose letters would be entries."""
     if isinstance(rule, Iterable) and not isinstance(rule, str | bytes | Mapping):
         return []
     return [f"{name} is {rule!r}, expected a list of {of}"]
@@ -204,12 +204,12 @@ class StepFacts:
     Attributes:
         step: step number.
         attempt: the attempt that holds it.
-        created: when it was saved.
+        created: time of the save.
         metrics: numbers by name.
-        labels: text by name.
+        labels: texts by name.
         needs: the other steps whose bytes it needs.
-        better: direction of metrics, as noted with the step.
-        damaged: its last verification has failed.
+        better: direction of metrics, from the step's annotation.
+        damaged: whether its last verification failed.
     """
 
     step: int
@@ -223,7 +223,7 @@ class StepFacts:
 
     @property
     def key(self) -> StepKey:
-        """(step, attempt)."""
+        """Key of the step: (step, attempt)."""
         return self.step, self.attempt
 
 
@@ -234,7 +234,7 @@ class Decision:
     Attributes:
         step: step number.
         attempt: the attempt that holds it.
-        reasons: what keeps it; empty if nothing does.
+        reasons: reasons to keep it; empty if it may be deleted.
     """
 
     step: int
@@ -255,20 +255,22 @@ def evaluate_retention(
     aliases: Mapping[str, StepKey],
     in_use: Collection[StepKey] = (),
 ) -> list[Decision]:
-    """Decide for each step if it stays; all do if no step has a metric or label of the policy.
+    """Return a decision for each step: whether it stays, and why.
+
+    All steps stay if no step has some metric or label of the policy.
 
     Args:
         steps: every listed step, in any order.
         policy: the steps to keep.
-        now: the present moment.
-        aliases: (step, attempt) that each alias names.
-        in_use: steps in use now.
+        now: the present time.
+        aliases: alias -> (step, attempt) that it names.
+        in_use: steps in use now, as (step, attempt).
 
     Returns:
         One decision per step, by step.
 
     Raises:
-        PolicyError: an entry of `in_use` is not (step, attempt): it would protect nothing.
+        PolicyError: an entry of `in_use` is not (step, attempt), so that it would protect nothing.
     """
     _check_in_use(in_use)
     facts = sorted(steps, key=lambda step: step.key)
@@ -299,7 +301,7 @@ def evaluate_retention(
 def _check_in_use(in_use: Any) -> None:
     odd = [in_use]
     if isinstance(in_use, Collection):
-        # Only ints: a bool is one to isinstance.
+        # Only ints: `isinstance(True, int)` holds too.
         odd = [
             key
             for key in in_use
@@ -336,7 +338,7 @@ def _by_rules(
 
 
 def ranked(facts: Iterable[StepFacts], metric: str, mode: Literal["min", "max"]) -> list[StepKey]:
-    """Rank the steps that have a value of a metric, best first; of equal values the later first."""
+    """Return the steps that have a value of a metric, best first; of equal ones the later first."""
     sign = 1.0 if mode == "min" else -1.0
     values = sorted(
         (sign * step.metrics[metric], -step.step, step.key)
@@ -360,9 +362,9 @@ class _Unmet:
     """Metric or label of a policy that no step has.
 
     Attributes:
-        kind: which of the two.
-        name: its name in the policy.
-        known: the names that steps have.
+        kind: "metric" or "label".
+        name: name of it in the policy.
+        known: names of that kind that steps have.
     """
 
     kind: Literal["metric", "label"]
@@ -371,12 +373,12 @@ class _Unmet:
 
     @property
     def short(self) -> str:
-        """Problem in a few words."""
+        """The problem in a few words."""
         return f"no step carries the {self.kind} {self.name!r}"
 
     @property
     def problem(self) -> str:
-        """Problem in one line, with the name that was probably meant."""
+        """The problem in one line, with the name that was probably meant."""
         nearest = self.nearest(_ALIKE)
         if self.name in self.known:
             hint = "it is NaN wherever there is one"
@@ -392,14 +394,14 @@ class _Unmet:
 
     @property
     def is_wrong_for_good(self) -> bool:
-        """True if it is a misspelt known name; "top1" and "top5" are two names."""
+        """True if the name is a misspelt known one; names that differ in digits are two names."""
         if self.name in self.known or (self.kind == "label" and "=" in self.name):
             return False  # a later step may have a number, or another value of the label
         meant = self.nearest(_MISSPELT)
         return meant is not None and _letters(meant) != _letters(self.name)
 
     def nearest(self, likeness: float) -> str | None:
-        """Return the known name that is most similar, if any is similar enough."""
+        """Return the most similar known name; None if none is at least that similar (0 to 1)."""
         names = {name.casefold(): name for name in sorted(self.known) if name != self.name}
         matches = difflib.get_close_matches(self.name.casefold(), names, n=1, cutoff=likeness)
         return names[matches[0]] if matches else None
@@ -407,11 +409,11 @@ class _Unmet:
 
 @dataclass(frozen=True)
 class _Contradicted:
-    """Metric whose best steps a policy keeps by another direction than steps note.
+    """Metric for which a policy has another direction than the steps' annotations.
 
     Attributes:
         best: the rule.
-        noted: the directions that steps note.
+        noted: the directions in the annotations.
     """
 
     best: BestSteps
@@ -420,12 +422,12 @@ class _Contradicted:
 
     @property
     def short(self) -> str:
-        """Problem in a few words."""
+        """The problem in a few words."""
         return f"of the metric {self.best.metric!r} steps say that {self._said} is better"
 
     @property
     def problem(self) -> str:
-        """Problem in one line, with the policy's direction."""
+        """The problem in one line, with the policy's direction."""
         return f"{self.short}, and the policy has {self.best.mode!r}"
 
     @property
@@ -434,7 +436,7 @@ class _Contradicted:
 
 
 def metric_directions(facts: Iterable[StepFacts], metric: str) -> set[Better]:
-    """Return the directions of a metric that steps note; they may contradict each other."""
+    """Return the directions that the steps' annotations have for a metric; there may be two."""
     return {step.better[metric] for step in facts if metric in step.better}
 
 
@@ -443,9 +445,9 @@ def _letters(name: str) -> str:
 
 
 def _unmet(facts: Collection[StepFacts], policy: RetentionPolicy) -> list[_Unmet | _Contradicted]:
-    """Return the policy's names that no step has, and directions that steps contradict.
+    """Return the policy's names that no step has, and directions that annotations contradict.
 
-    Return nothing if there are no steps.
+    The result is empty if there are no steps.
     """
     if not facts:
         return []
@@ -485,7 +487,7 @@ def _refuse(run: Run, unmet: Collection[_Unmet | _Contradicted]) -> None:
 def _keep_needed(
     needs: Mapping[StepKey, frozenset[StepKey]], reasons: dict[StepKey, list[str]]
 ) -> None:
-    """Keep the steps whose bytes kept steps need, and so on."""
+    """Add reasons for all steps whose bytes kept steps need, directly or through other steps."""
     waiting = [key for key, texts in reasons.items() if texts]
     while waiting:
         step, attempt = waiting.pop()
@@ -501,10 +503,10 @@ class RetentionOutcome:
     """Result of a retention pass.
 
     Attributes:
-        decisions: one for each listed step, from the last judgement.
+        decisions: one for each listed step, as decided last.
         deleted: the steps that are now in the trash, as (step, attempt).
-        in_use: steps that were to be deleted, and came into use meanwhile; with their users.
-        errors: failures. A step that was to be deleted and is not in `deleted` still exists, unless
+        in_use: steps that came into use before they could be deleted -> their users.
+        errors: failures. A step that should be deleted and is not in `deleted` still exists, unless
             its error says that this is unknown. The error of a deleted step says that a power
             failure may undo the deletion.
     """
@@ -516,15 +518,15 @@ class RetentionOutcome:
 
 
 def step_facts(run: Run, steps: Iterable[StepInfo] | None = None) -> list[StepFacts]:
-    """Read the facts about steps of a run that a decision needs.
+    """Return the facts about steps of a run that a decision needs.
 
     Args:
         run: the run.
         steps: the steps; by default every listed one.
 
     Raises:
-        UnsupportedFormatError, CorruptionError: a manifest or an annotation can't be read: it might
-            have said to keep its step.
+        UnsupportedFormatError, CorruptionError: a manifest or an annotation can't be read, which
+            may contain a reason to keep its step.
     """
     steps = list(run.steps() if steps is None else steps)
     damaged = [info for info in steps if info.problem is not None]
@@ -566,20 +568,21 @@ def plan_retention(
     in_use: Collection[StepKey] = (),
     undeleted: Collection[StepKey] = (),
 ) -> list[tuple[StepInfo, Decision]]:
-    """Apply a policy to a run without deleting: one decision for each listed step, lowest first.
+    """Return the decision about each listed step, lowest first; delete nothing.
 
     Args:
         run: the run.
         policy: the steps to keep.
-        now: the present moment.
+        now: the present time.
         in_use: steps in use now, as (step, attempt).
-        undeleted: deleted steps to judge as if they were not deleted.
+        undeleted: deleted steps to treat as not deleted.
 
     Raises:
         PolicyError: no step has a metric or a label of the policy, or an entry of `in_use` is not
             (step, attempt).
         UnsupportedFormatError, CorruptionError: a manifest, an annotation, an alias or a record
-            that decides about steps can't be read, or is lost: it might have said to keep a step.
+            that decides about steps can't be read or is lost, and may contain a reason to keep a
+            step.
     """
     facts, judged = _judged(run, policy, now=now, in_use=in_use, undeleted=undeleted)
     _refuse(run, _unmet(facts, policy))
@@ -594,9 +597,10 @@ def _judged(
     in_use: Collection[StepKey] = (),
     undeleted: Collection[StepKey] = (),
 ) -> tuple[list[StepFacts], list[tuple[StepInfo, Decision]]]:
-    """Judge as `plan_retention` does, and return the facts too.
+    """Return the facts, and the decisions of `plan_retention`.
 
-    Instead of raising PolicyError, keep all steps if none has a metric or label of the policy.
+    Instead of raising PolicyError, it keeps all steps if no step has some metric or label of the
+    policy.
     """
     history = run.history()
     history.require_whole()
@@ -606,24 +610,24 @@ def _judged(
         for info in run.described([(key, StepState.LISTED) for key in keys])
     }
     facts = step_facts(run, infos.values())
-    # Aliases after facts: an alias that moves meanwhile is seen here, or in the look after the
-    # tombstones are laid.
+    # Aliases after facts: an alias that moves meanwhile is read here, or after the tombstones
+    # are written.
     aliases = {alias.alias: (alias.step, alias.attempt) for alias in run.aliases.list()}
     decisions = evaluate_retention(facts, policy, now=now, aliases=aliases, in_use=in_use)
     return facts, [(infos[decision.step, decision.attempt], decision) for decision in decisions]
 
 
 def check_names(run: Run, policy: RetentionPolicy, *, for_later: bool = False) -> None:
-    """Refuse a policy with metrics or labels that no step has; deletes nothing.
+    """Raise PolicyError if a policy has metrics or labels that no step has; delete nothing.
 
     Args:
         run: the run; if it does not exist yet, any policy is accepted.
         policy: the steps to keep.
-        for_later: the policy is for future steps, which may have names that no step has yet. Then
-            only misspelt names are refused.
+        for_later: whether the policy is for future steps, which may have new names; then only
+            misspelt names are refused.
 
     Raises:
-        PolicyError: there are such names; all are listed.
+        PolicyError: the policy has such names; all are listed.
         UnsupportedFormatError, CorruptionError: the facts about steps can't be read.
     """
     if not policy.has_names:
@@ -646,25 +650,25 @@ def apply_retention(
 ) -> RetentionOutcome:
     """Delete the listed steps that a policy does not keep; each can be undeleted for a while.
 
-    No step is deleted that the policy keeps, judged by the history at the end: if the run is rolled
-    back meanwhile, or a kept step is found damaged, the deleted steps are judged again.
+    If the run is rolled back meanwhile, or a kept step turns out damaged, the deleted steps are
+    judged again, so that at the end no step is deleted that the policy keeps.
 
     Args:
         run: the run.
         policy: the steps to keep.
         by: the caller's name.
-        reason: why; the tombstones keep it.
+        reason: reason of the deletions, for the tombstones.
         in_use: steps in use now, as (step, attempt).
         grace: seconds during which a deleted step can be undeleted.
-        progress: called before steps are deleted, and once more at the end, with the steps that
-            were finished since, and with the number of bytes to delete in all. If it raises, the
-            pass ends; what was deleted until then stays deleted.
+        progress: called before each batch of deletions and at the end, with (steps finished since
+            the last call, bytes to delete in all). If it raises, the pass ends; finished deletions
+            remain.
         clock: returns the current time in UTC.
 
     Raises:
         PolicyError: no step has a metric or a label of the policy, or an entry of `in_use` is not
             (step, attempt); nothing was deleted.
-        StorageError: the facts could not be read; every deletion so far is still right.
+        StorageError: the facts could not be read; earlier deletions of this call remain valid.
     """
     deletion = _Pass(run, policy, by, reason, in_use, grace, clock)
     _refuse(run, _unmet(deletion.judge(), policy))
@@ -677,7 +681,7 @@ def apply_retention(
 
 
 class _Pass:
-    """Retention pass under way."""
+    """Retention pass that is running."""
 
     def __init__(
         self,
@@ -707,7 +711,7 @@ class _Pass:
         """Apply the policy to the present history, as if this pass had deleted nothing.
 
         Returns:
-            The facts.
+            The facts about the steps.
         """
         self._attempts = self._run.attempts()  # read first: `_changed` sees later ones
         facts, self._judged = _judged(
@@ -723,9 +727,9 @@ class _Pass:
         return left[:_STEPS_AT_ONCE]
 
     def delete(self, batch: Sequence[StepInfo]) -> None:
-        """Delete a batch of steps, except those in use, damaged, or kept by a new judgement.
+        """Delete a batch of steps, except those in use, damaged, or kept after the last judgement.
 
-        The intent to delete each step is written before the uses are read, the tombstone after.
+        For each step the intent is written before the uses are read, and the tombstone after.
         """
         intents: dict[StepKey, bytes | None] = {}
 
@@ -736,7 +740,7 @@ class _Pass:
         try:
             for info in batch:
                 self._trying(info, declare_intent)
-            # After the intents: whoever begins to need a step from now on sees its intent.
+            # After the intents: a process that begins to need a step from now on sees its intent.
             use = RunUse.of(self._run, self._clock())
             # Damage noted since the judgement; `look_at_judged` sees what is noted later.
             damaged = doubtful_steps(self._run, intents)
@@ -803,9 +807,9 @@ class _Pass:
         }
 
     def _look_back(self, kept: Mapping[StepKey, tuple[str, ...]]) -> None:
-        """Lift tombstones of steps that the policy keeps now, or that came into use.
+        """Withdraw tombstones of steps that the policy keeps now, or that came into use.
 
-        A use is seen this late only if this process paused for longer than an intent lasts.
+        A use is noticed this late only if this process paused for longer than an intent lasts.
         """
         use = RunUse.of(self._run, self._clock())
         if self._changed(use.attempts):
@@ -814,7 +818,7 @@ class _Pass:
         self._lift(use, kept)
 
     def look_at_judged(self) -> None:
-        """Lift tombstones of steps found damaged since, or kept now in place of a damaged one."""
+        """Withdraw tombstones of steps found damaged since, or kept instead of a damaged one."""
         sound = [key for key, reasons in self._kept().items() if "damaged" not in reasons]
         if self._laid and damaged_steps(self._run, [*sound, *self._laid]):
             self.judge()
@@ -828,7 +832,7 @@ class _Pass:
                 self._in_use[key] = ", ".join(uses)
 
     def _changed(self, attempts: list[Attempt]) -> bool:
-        """Return True if the history is not the one that was judged any more."""
+        """Return True if the history has changed since it was judged."""
         if attempts != self._attempts:
             return True
         listed = self._run.step_attempts()
@@ -836,7 +840,7 @@ class _Pass:
         return any(listed.get(info.step) != info.attempt for info in kept)
 
     def report(self, progress: Callable[[Sequence[StepInfo], int], None] | None) -> None:
-        """Report the steps finished since the last report."""
+        """Call `progress` with the steps finished since the last report."""
         done, self._done = self._done, []
         if progress is not None:
             going = [info for info, decision in self._judged if not decision.keep]
@@ -852,10 +856,10 @@ class _Pass:
 
 
 class PolicyJudge:
-    """Second judgement of tombstones by the policies that laid them, on the present history.
+    """Second judgement of tombstones by the policies that wrote them, on the present history.
 
-    All steps that policies have deleted, and that still exist, are judged as if they were not
-    deleted. An instance serves one collection of garbage: it reads the run again only if another
+    All steps that policies have deleted and that still exist are treated as not deleted. An
+    instance serves one collection of garbage: it reads the run again only if another
     attempt has begun, or the newest has published the step that it was begun to overwrite.
     """
 
@@ -865,14 +869,15 @@ class PolicyJudge:
         self._kept: dict[tuple[bytes, int, bool], set[StepKey]] = {}
 
     def keeps(self, key: StepKey, tombstone: Tombstone) -> bool:
-        """Return True if the policy that laid the tombstone of the step `key` keeps the step now.
+        """Return True if the policy that wrote the tombstone of the step `key` keeps the step now.
 
-        Return False for a tombstone that a person laid. The policy is applied only if an attempt
-        was begun since, or the newest was begun to overwrite: otherwise no step was superseded.
+        Return False for a tombstone that a person caused. The policy is applied only if an attempt
+        has begun since, or the newest attempt was begun to overwrite a step: otherwise no step can
+        have been superseded.
 
         Raises:
             PolicyError: a later release wrote the policy.
-            UnsupportedFormatError, CorruptionError: a record that it needs can't be read.
+            UnsupportedFormatError, CorruptionError: a record that the policy needs can't be read.
         """
         if tombstone.policy is None:
             return False

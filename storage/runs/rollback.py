@@ -1,10 +1,10 @@
-"""Attempts in which nothing is saved: they go back to a step, or end a writer's attempt.
+"""Rollback and take-over: attempts that save nothing.
 
-Rollback: a run goes back to one of its steps; later ones are superseded, and none is deleted. The
-step is held meanwhile, so that no deletion of it begins.
+A rollback makes an earlier step the latest; later steps are superseded, not deleted. The step is
+marked as in use meanwhile, so that it is not deleted.
 
-Take-over: another writer may begin at once. Everything listed stays listed. What the old writer
-publishes from then on does not count: its next save raises, as if its job had been started again.
+A take-over ends a writer's attempt, so that another writer may begin at once. Listed steps stay
+listed. Steps that the old writer publishes later do not count: its next save raises an error.
 """
 
 import contextlib
@@ -46,8 +46,8 @@ class Rollback:
     Attributes:
         step: the step that is the latest now.
         attempt: the attempt that began with it.
-        superseded: the steps that counted until then, and are superseded now.
-        aliases: names of the aliases that point to a superseded step; they keep it.
+        superseded: the steps that counted before and are superseded now.
+        aliases: names of the aliases that point to a superseded step; they stay.
     """
 
     step: int
@@ -71,25 +71,25 @@ def roll_back(
         run: the run, whose lease no writer holds.
         step: one of its listed steps.
         by: the caller's name. The attempt's writer id is this, a slash and the request's id.
-        request: id of this rollback, for callers that may have to repeat the call: an interrupted
-            rollback then continues, and a finished one returns its result again. Without it every
-            call acts.
+        request: id of this rollback, for callers that may repeat the call: an interrupted rollback
+            then continues, and a finished one returns its result again. None: every call makes a
+            new rollback.
         strand: aliases that may stay on a superseded step; None: any.
-        despite_damage: why to go back to the step though it is damaged, if it is. It is not stored
-            here: the caller's audit log has to keep it.
+        despite_damage: why to go back to the step though it is damaged. It is not stored here; the
+            caller's audit log must record it.
 
     Raises:
         StepDamagedError: the step's last verification has failed, and no reason is given.
         StepNotFoundError: the step is not listed (any more), or another attempt holds it.
-        StepChangedError: somebody is about to delete it.
+        StepChangedError: the step is about to be deleted.
         LeaseHeldError: a writer holds the run.
         PreconditionFailedError: the request was used for another step; or an alias that is not in
             `strand` would be left on a superseded step.
         StoreCheckError: the store does not keep the promises that runs depend on.
-        StoreUnavailableError: the store failed; the error says so if the run has gone back already.
+        StoreUnavailableError: the store failed; the message says whether the run was rolled back.
     """
     number = step.step if isinstance(step, StepInfo) else check_step(step)
-    # Never `by` alone: a job with that id would lose its lease, and its attempt would be taken for
+    # Never `by` alone: a job with that id would lose its lease, and its attempt would seem to be
     # this rollback's.
     writer = f"{by}/{secrets.token_hex(8) if request is None else request}"
     attempt = None if request is None else _begun(run, writer, number, request)
@@ -118,7 +118,7 @@ def roll_back(
 
 
 def stranded_aliases(run: Run, step: int, accepted: Collection[str] = ()) -> dict[str, int]:
-    """Return the aliases that point to steps after `step`, with these; without `accepted` ones."""
+    """Return alias -> step for aliases of steps after `step`; `accepted` ones are left out."""
     stranded = {alias.alias: alias.step for alias in run.aliases.list() if alias.step > step}
     return {alias: stranded[alias] for alias in sorted(stranded) if alias not in accepted}
 
@@ -141,7 +141,7 @@ def _begun(run: Run, writer: str, step: int, request: str) -> Attempt | None:
 
 def _begin(run: Run, listed: StepInfo, writer: str, strand: Collection[str] | None) -> Attempt:
     def base_step() -> tuple[int, int]:
-        """Return the step to keep, with the lease held: no writer supersedes it any more."""
+        """Return the step to keep; the lease is held, so that no writer can supersede it."""
         _refuse_other(run, listed, run.step(listed.step))
         if strand is not None:
             _refuse_stranded(run, listed.step, strand)
@@ -174,7 +174,7 @@ def _refuse_stranded(run: Run, step: int, accepted: Collection[str]) -> None:
 
 
 def _superseded_by(run: Run, attempt: Attempt) -> list[int]:
-    """Return the steps that counted until `attempt` began; repeated calls give the same."""
+    """Return the steps that `attempt` superseded; repeated calls return the same."""
     published, deleted = run.published(), run.trashed()
     saved = [key for key in deleted.union(published) if key[1] < attempt.number]
     earlier = [other for other in run.attempts() if other.number < attempt.number]
@@ -191,9 +191,9 @@ class TakeOver:
 
     Attributes:
         writer: id of the writer that held the run.
-        ended: number of its attempt.
+        ended: number of that writer's attempt.
         attempt: number of the attempt that began, and ended, in its place.
-        latest_step: the latest listed step, which stays; None: there is none.
+        latest_step: the latest listed step, which stays listed; None if there is none.
     """
 
     writer: str
@@ -207,12 +207,12 @@ def take_over(run: Run, attempt: int, *, by: str) -> TakeOver:
 
     Args:
         run: the run.
-        attempt: number of the attempt that holds the run, as the caller saw it.
-        by: the caller's name. The writer id of the attempt that ends it begins with this.
+        attempt: number of the attempt that held the run when the caller looked.
+        by: the caller's name, with which the writer id of the new attempt begins.
 
     Raises:
-        PreconditionFailedError: nobody holds the run, or another attempt does.
-        LeaseHeldError: another attempt took it just now.
+        PreconditionFailedError: no writer holds the run, or another attempt does.
+        LeaseHeldError: another attempt took the run meanwhile.
         StoreCheckError: the store does not keep the promises that runs depend on.
     """
     lease = read_lease(run.objects)
@@ -239,6 +239,6 @@ def take_over(run: Run, attempt: int, *, by: str) -> TakeOver:
 
 
 def last_to_keep(run: Run) -> Kept:
-    """Return the latest listed step as it is now, with its attempt; -1 for none."""
+    """Return (step, attempt) of the latest listed step at present; -1 if there is none."""
     latest = read_history(run.objects).latest()
     return -1 if latest is None else latest

@@ -97,16 +97,16 @@ T = TypeVar("T")
 
 _NAMED_IN_ERRORS = 5
 _OF_STEPS: Final = (ALIASES, ANNOTATIONS, TRASH)
-"""Folders whose records name their step only by step and attempt, so numbers must not be reused."""
+"""Folders whose records name steps only by (step, attempt), so that no number may be reused."""
 _CHECKPOINT_MARKERS = (STEP_METADATA, TREE_METADATA, f"default/{TREE_METADATA}")
-# "checkpoint" is the file of steps that have all leaves in one file.
+# "checkpoint" is a file with all leaves of a step.
 _ITEM_MARKERS = (TREE_METADATA, "checkpoint")
 _PLAIN_STEP = re.compile(r"(.*_)?[0-9]+\Z")
 _CHECKPOINT_NEXT = "Give the run that the checkpoint belongs to: RUN, RUN@ALIAS or RUN/steps/N."
 
 
 def no_such_run(folder: StoreURI) -> RunNotFoundError:
-    """Return the error for a missing run; it says what exists in its place."""
+    """Return the error for a missing run; the message names what exists in its place."""
     names: list[str] = []
     with contextlib.suppress(StorageError):  # no bucket, or no right to list it
         names = [entry.name for entry in open_files(folder).list()]
@@ -134,7 +134,7 @@ def no_such_run(folder: StoreURI) -> RunNotFoundError:
 
 
 def _nearest_name(folder: StoreURI) -> StoreURI | None:
-    """Find a name similar to the first missing part of a path."""
+    """Return an address whose name is similar to the first missing part of a path; else None."""
     with contextlib.suppress(StorageError):  # no right to list it
         while folder.path:
             names = [entry.name for entry in open_files(folder.parent).list()]
@@ -146,10 +146,10 @@ def _nearest_name(folder: StoreURI) -> StoreURI | None:
 
 
 def refuse_inside_checkpoint(folder: StoreURI) -> None:
-    """Raise if `folder` is a checkpoint or an item of one: no run may begin there.
+    """Raise InvalidURIError if `folder` is a checkpoint or an item of one: no run may begin there.
 
     Raises:
-        InvalidURIError: it is.
+        InvalidURIError: the folder is one of these.
     """
     records = ObjectStore.open(folder).read_many([STEP_METADATA, TREE_METADATA])
     if any(value is not None for value in records.values()):
@@ -157,12 +157,12 @@ def refuse_inside_checkpoint(folder: StoreURI) -> None:
 
 
 def refuse_inside_run(folder: StoreURI) -> None:
-    """Raise if `folder` is the address of a step, or inside of a run: no run may begin there.
+    """Raise InvalidURIError if `folder` is the address of a step, or inside a run.
 
-    The store is asked only if the path contains the name of a run's folder.
+    No run may begin there. A request is made only if the path contains the name of a run's folder.
 
     Raises:
-        InvalidURIError: it is.
+        InvalidURIError: the folder is one of these.
     """
     step = step_of(folder)
     if step is not None:
@@ -197,7 +197,7 @@ def _named(names: list[str]) -> str:
 
 
 def refuse_lost_run_record(run: "Run", listing: RunListing | None = None) -> None:
-    """Raise if other records of a run exist without `run.json`: no run may begin there.
+    """Raise CorruptionError if records of a run exist without `run.json`: no run may begin there.
 
     Args:
         run: the run.
@@ -212,7 +212,7 @@ def refuse_lost_run_record(run: "Run", listing: RunListing | None = None) -> Non
     names = [name for name in listing.attempts or [] if parse_attempt_file(name) is not None]
     names += [manifest_file(*key) for key in listing.published]
     names += [LEASE_FILE] * (listing.lease is not None)
-    # If it exists now, another process has created it meanwhile.
+    # If `run.json` exists now, another process has created it meanwhile.
     if not names or objects.read(RUN_FILE) is not None:
         return
     raise CorruptionError(
@@ -226,10 +226,10 @@ def refuse_lost_run_record(run: "Run", listing: RunListing | None = None) -> Non
 
 
 def _refuse_remains(run: "Run", listing: RunListing, entries: Iterable[FileEntry]) -> None:
-    """Raise if records of steps exist without any attempt: a start would reuse their numbers.
+    """Raise CorruptionError if records of steps exist without any attempt.
 
-    If a run was removed or restored in part, the remaining records would say of new steps with the
-    same numbers that they are deleted, or give them labels.
+    This is so if a run was removed or restored in part. A start would reuse the numbers, and the
+    old records would then mark new steps as deleted, or give them labels.
 
     Args:
         run: the run, which may exist already.
@@ -237,13 +237,13 @@ def _refuse_remains(run: "Run", listing: RunListing, entries: Iterable[FileEntry
         entries: the entries of its folder.
 
     Raises:
-        CorruptionError: there are such records.
+        CorruptionError: such records exist.
     """
     folders = {f"{entry.name}/" for entry in entries if entry.is_dir}.intersection(_OF_STEPS)
     if not listing.is_empty or not folders:
         return
     names = [name for folder in sorted(folders) for name in run.objects.list(folder)]
-    # If it is not empty now, another process has begun here meanwhile.
+    # If the listing is not empty now, another process has begun here meanwhile.
     if not names or not list_records(run.objects).is_empty:
         return
     raise CorruptionError(
@@ -257,16 +257,16 @@ def _refuse_remains(run: "Run", listing: RunListing, entries: Iterable[FileEntry
 
 
 def refuse_plain_steps(folder: StoreURI, entries: Iterable[FileEntry] | None = None) -> None:
-    """Raise if the folder holds checkpoints that belong to no run.
+    """Raise InvalidURIError if the folder holds checkpoints that belong to no run.
 
-    A job that starts there would take them for its own.
+    A job that starts there would treat them as its own.
 
     Args:
         folder: the folder, which need not exist.
         entries: its entries; by default they are listed.
 
     Raises:
-        InvalidURIError: it holds such checkpoints.
+        InvalidURIError: the folder holds such checkpoints.
     """
     files = open_files(folder)
     if entries is None:
@@ -294,13 +294,13 @@ def refuse_plain_steps(folder: StoreURI, entries: Iterable[FileEntry] | None = N
 
 
 def _having(folder: StoreURI, markers: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return those of the folders, by name, that have one of their markers."""
+    """Return the names of the folders in `markers` that have one of their markers."""
     names = {f"{name}/{marker}": name for name, own in markers.items() for marker in own}
     return sorted({names[name] for name in ObjectStore.open(folder).existing(names)})
 
 
 def _unless_absent(ask: Callable[[], T]) -> T | None:
-    """Call `ask`; return None on a storage error, such as no bucket: a write will raise it."""
+    """Call `ask` and return its result; None on a storage error, which a later write will raise."""
     try:
         return ask()
     except (CorruptionError, InvalidURIError):
@@ -311,7 +311,7 @@ def _unless_absent(ask: Callable[[], T]) -> T | None:
 
 _STEPS_NAMED = 20
 _SHOWN_SECONDS: Final = 5.0
-"""Longest time that a notebook's display waits for a store."""
+"""Most seconds that a notebook's display waits for a store."""
 
 
 class Run:
@@ -320,12 +320,12 @@ class Run:
     def __init__(
         self, uri: StoreURI, *, clock: Clock = utc_now, objects: ObjectStore | None = None
     ) -> None:
-        """Create it for the folder `uri`, without a request.
+        """Create the object for the run in the folder `uri`, without a request.
 
         Args:
             uri: the run's folder.
             clock: returns the current time in UTC.
-            objects: its small objects, if they are not to be opened by its folder.
+            objects: the run's small objects; None: they are opened here.
         """
         self.uri = uri
         self.objects = ObjectStore.open(uri) if objects is None else objects
@@ -374,15 +374,15 @@ class Run:
 
     @property
     def id(self) -> str | None:
-        """Id that the run's records have; None if none of them can be read."""
+        """Id of the run, from its records; None if none of them can be read."""
         return place_of(self.objects, RUN_FILE).run
 
     @classmethod
     def open(cls, uri: StoreURI | str | os.PathLike[str], *, clock: Clock = utc_now) -> "Run":
-        """Open the run in the folder `uri`.
+        """Return the run in the folder `uri`.
 
         Raises:
-            RunNotFoundError: there is none.
+            RunNotFoundError: there is no run.
         """
         run = cls(parse_uri(uri), clock=clock)
         run.info()
@@ -390,10 +390,12 @@ class Run:
 
     @classmethod
     def look_up(cls, uri: StoreURI, *, clock: Clock = utc_now) -> "Run":
-        """Open a run whose steps are needed next: it is looked at in the same round.
+        """Return the run in the folder `uri`; its records are listed in the same round of requests.
+
+        Use it if the run's steps are needed next.
 
         Raises:
-            RunNotFoundError: there is none.
+            RunNotFoundError: there is no run.
         """
         run = cls(uri, clock=clock)
         _, run._look = run.objects.gather(
@@ -414,15 +416,15 @@ class Run:
         exist_ok: bool = True,
         clock: Clock = utc_now,
     ) -> "Run":
-        """Create the run `uri`, or open it if it exists and `exist_ok`.
+        """Create and return the run `uri`; if it exists and `exist_ok`, return it.
 
         Raises:
             InvalidURIError: the folder's name is not valid for a run; or the folder is the address
                 of a step, lies in a checkpoint or in a folder of another run, or holds checkpoints
                 of no run.
-            CorruptionError: other records of a run exist, without those that it begins with.
-            UnsupportedFormatError: labels that can't be kept; all are listed.
-            PreconditionFailedError: it exists, and `exist_ok` is False; `current` is its info.
+            CorruptionError: records of a run exist, but not those that are written first.
+            UnsupportedFormatError: some labels can't be stored; all of these are listed.
+            PreconditionFailedError: the run exists, and `exist_ok` is False; `current` is its info.
         """
         Annotation.of(labels, None)
         info = RunInfo(
@@ -440,7 +442,7 @@ class Run:
     def begin(
         cls, uri: StoreURI, *, environment: Mapping[str, Any], clock: Clock = utc_now
     ) -> tuple["Run", RunListing | None]:
-        """Create or open the run `uri`; also return the listing made of it or None.
+        """Return the run `uri`, created if needed, and the listing made of it or None.
 
         Raises:
             InvalidURIError: no run can begin there, see `create`.
@@ -459,7 +461,10 @@ class Run:
         clock: Clock,
         probed: bool = False,
     ) -> tuple["Run", RunListing | None]:
-        """Create or open the run; `probed`: check the store once nothing speaks against a run."""
+        """Return the run, created if needed, and its listing or None.
+
+        With `probed`, the store's promises are checked once a run is allowed here.
+        """
         run = cls(uri, clock=clock)
         refuse_inside_run(uri)
         # One round, before anything is written.
@@ -505,11 +510,11 @@ class Run:
         return run, listing
 
     def info(self) -> RunInfo:
-        """Read `run.json`.
+        """Return the content of `run.json`.
 
         Raises:
             RunNotFoundError: there is no `run.json`, nor any other record of a run.
-            UnsupportedFormatError, CorruptionError: it can't be read, or is lost.
+            UnsupportedFormatError, CorruptionError: `run.json` can't be read, or is lost.
         """
         info = read_run_info(self.objects)
         if info is None:
@@ -524,9 +529,8 @@ class Run:
         Return False for an empty folder, and for a run whose first save did not finish.
 
         Raises:
-            UnsupportedFormatError, CorruptionError: a record that is needed for the answer is lost
-                or damaged.
-            InvalidURIError: the folder is not a run; it holds other checkpoints or lies in one.
+            UnsupportedFormatError, CorruptionError: a record that decides this is lost or damaged.
+            InvalidURIError: the folder is not a run; it holds other checkpoints or is inside one.
         """
         if read_run_info(self.objects) is None:
             refuse_lost_run_record(self)
@@ -564,7 +568,7 @@ class Run:
         return open_files(self.uri)
 
     def attempts(self) -> list[Attempt]:
-        """List every attempt, by number.
+        """Return every attempt, by number.
 
         Raises:
             UnsupportedFormatError, CorruptionError: the record of one can't be read or is lost, or
@@ -574,20 +578,20 @@ class Run:
         return list_attempts(self.objects, None if lease is None else lease.begun)
 
     def history(self) -> History:
-        """Read the steps as the records show them, with the errors of damaged records."""
+        """Return the steps as the records show them, with the errors of damaged records."""
         listing, self._look = self._look, None  # a listing is used only once: it gets old
         return read_history(self.objects, listing)
 
     def published(self) -> list[StepKey]:
-        """List (step, attempt) of every manifest, by step; from names alone."""
+        """Return (step, attempt) of every manifest, by step; only names are read."""
         return published_steps(self.objects)
 
     def trashed(self) -> set[StepKey]:
-        """List (step, attempt) of every deleted step; from names alone."""
+        """Return (step, attempt) of every deleted step; only names are read."""
         return trashed_steps(self.objects)
 
     def step_attempts(self, *, undeleted: Collection[StepKey] = ()) -> dict[int, int]:
-        """Return the steps listed for certain, each with the attempt that holds it; reads no data.
+        """Return the steps that are certainly listed -> the attempt that holds each of them.
 
         Args:
             undeleted: (step, attempt) of deleted steps to treat as not deleted.
@@ -595,18 +599,18 @@ class Run:
         return self.history().listed(undeleted=undeleted)
 
     def state_of(self, step: int, attempt: int) -> StepState:
-        """Return the state of a step that was published at some time, even if removed by now."""
+        """Return the state of a step that was published, even if it is removed by now."""
         state = dict(self.history().states([(step, attempt)]))[step, attempt]
         deleted = self.objects.read(trash_file(step, attempt)) is not None
         return StepState.TRASHED if deleted else state
 
     def steps(self) -> list[StepInfo]:
-        """List all listed steps, by number; one whose manifest can't be read has a `problem`."""
+        """Return all listed steps, by number; one whose manifest can't be read has a `problem`."""
         judged = self.history().states()
         return self.described([(key, state) for key, state in judged if state is StepState.LISTED])
 
     def latest_step(self) -> int | None:
-        """Return the number of the latest listed step, or None; from names alone.
+        """Return the number of the latest listed step, or None; only names are read.
 
         Raises:
             UnsupportedFormatError, CorruptionError: a record that would decide it is damaged or
@@ -629,11 +633,11 @@ class Run:
         """Return the listed step `number`.
 
         Raises:
-            InvalidURIError: it is not a step number.
-            StepInFlightError: it is being written now.
-            StepNotFoundError: it is not listed; the error names the steps that are.
-            UnsupportedFormatError, CorruptionError: a record that would decide if it is listed is
-                damaged or lost, or the step's manifest can't be read.
+            InvalidURIError: `number` is not a step number.
+            StepInFlightError: the step is being written now.
+            StepNotFoundError: the step is not listed; the message names the listed steps.
+            UnsupportedFormatError, CorruptionError: a record that decides about the step is damaged
+                or lost, or the step's manifest can't be read.
         """
         number = check_step(number)
         step = self._listed(number)
@@ -669,14 +673,14 @@ class Run:
         )
 
     def all_states(self) -> list[StepInfo]:
-        """List every step in any state, by step and attempt."""
+        """Return every step in any state, by step and attempt."""
         history = self.history()
         steps = self.described(history.states())
         steps += self._without_manifest(history)
         return sorted(steps, key=lambda info: (info.step, info.attempt))
 
     def unpublished(self, history: History | None = None) -> list[StepInfo]:
-        """List every step that has a folder and no manifest, by step and attempt.
+        """Return every step that has a folder and no manifest, by step and attempt.
 
         Args:
             history: the run's history, if it was read just now.
@@ -685,12 +689,12 @@ class Run:
         return sorted(steps, key=lambda info: (info.step, info.attempt))
 
     def manifest(self, info: StepInfo) -> Manifest:
-        """Read the manifest of a step.
+        """Return the manifest of a step.
 
         Raises:
-            StepNotFoundError: it has none.
-            UnsupportedFormatError, CorruptionError: it can't be read.
-            CorruptionError: it is not the one that `info` was made from.
+            StepNotFoundError: the step has no manifest.
+            UnsupportedFormatError, CorruptionError: the manifest can't be read, or is not the one
+                from which `info` was made.
         """
         key = manifest_file(info.step, info.attempt)
         stored = self.objects.read(key)
@@ -722,24 +726,24 @@ class Run:
         return manifest
 
     def contents(self, info: StepInfo) -> StepContents:
-        """Open the leaves and files of a step.
+        """Return the leaves and files of a step.
 
         Raises:
-            StepNotFoundError: it has no manifest.
+            StepNotFoundError: the step has no manifest.
             UnsupportedFormatError, CorruptionError: the manifest or the step's index can't be read.
         """
         return open_contents(self.step_uri(info), self.manifest(info))
 
     def step_uri(self, info: StepInfo) -> StoreURI:
-        """Return a step's folder in this run: an Orbax checkpoint, unless the step was adopted."""
+        """Return a step's folder in this run: an Orbax checkpoint, unless the step was imported."""
         return self.uri / step_dir(info.attempt, info.step)
 
     def orbax_uri(self, info: StepInfo) -> StoreURI:
-        """Return a step's folder that plain Orbax reads: for an adopted step, its owner's."""
+        """Return a step's folder that plain Orbax can read: of an imported step, the owner's."""
         return self.step_uri(info) if info.source is None else source_folder(self.uri, info.source)
 
     def _listed(self, number: int) -> StepInfo | None:
-        """Find the step if it is listed for certain, by its names: fast in a run of any size."""
+        """Return the step if it is certainly listed, else None; fast in a run of any size."""
         lease, problems = judge_lease(self.objects)
         begun = None if lease is None else lease.begun
         names = {
@@ -772,14 +776,14 @@ class Run:
         )
 
     def _other_states(self, number: int) -> list[StepInfo]:
-        """Find the copies of a step that is not listed, in any state."""
+        """Return the copies of a step that is not listed, in any state."""
         history = self.history()
         judged = history.states(key for key in history.published if key[0] == number)
         copies = [StepInfo(*key, state) for key, state in judged]
         return copies + [info for info in self._without_manifest(history) if info.step == number]
 
     def described(self, steps: Iterable[tuple[StepKey, StepState]]) -> list[StepInfo]:
-        """Add to each step what its manifest says; a step deleted meanwhile is left out.
+        """Return the steps with what their manifests say; a step deleted meanwhile is left out.
 
         A step whose manifest can't be read has a `problem` instead.
         """
@@ -798,8 +802,8 @@ class Run:
         """Return the step `key`, (step, attempt), with what its manifest says.
 
         Raises:
-            StepNotFoundError: it is gone.
-            UnsupportedFormatError, CorruptionError: its manifest can't be read.
+            StepNotFoundError: the step is removed.
+            UnsupportedFormatError, CorruptionError: the step's manifest can't be read.
         """
         step, attempt = key
         name = manifest_file(step, attempt)
@@ -828,10 +832,9 @@ def create_run(
     labels: Mapping[str, str] | None = None,
     clock: Clock = utc_now,
 ) -> Run:
-    """Create the run `uri` before anything is saved in it; a job that saves there continues it.
+    """Create and return the run `uri`, in which a job can save later.
 
-    If several processes create it at the same time, including a job that begins there, exactly one
-    creates it.
+    If several processes create it at the same time, a job among them, exactly one succeeds.
 
     Args:
         uri: the run's folder.
@@ -841,7 +844,7 @@ def create_run(
     Raises:
         InvalidURIError: no run can begin there, see `Run.create`.
         PreconditionFailedError: there is a run, or remains of one.
-        UnsupportedFormatError: labels that can't be kept; all are listed.
+        UnsupportedFormatError: some labels can't be stored; all of these are listed.
     """
     Annotation.of(labels, None)  # refuse what can't be kept before any request
     try:
@@ -857,14 +860,14 @@ def create_run(
 
 
 def list_runs(root: StoreURI | str | os.PathLike[str], *, known: Collection[str] = ()) -> list[str]:
-    """List the names of the runs directly below `root`, sorted.
+    """Return the names of the runs directly below `root`, sorted.
 
     Folders whose names are not valid for a run are left out. A run that has lost its `run.json` is
     recognised by its lease.
 
     Args:
-        root: the folder that has them.
-        known: names to take for runs if there is a folder, without reading anything in it.
+        root: the folder that contains the runs.
+        known: names of which an existing folder counts as a run, without a look inside.
     """
     parsed = parse_uri(root)
     names = [

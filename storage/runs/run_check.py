@@ -1,8 +1,8 @@
-"""Check of a run's records: each is what was written, and they fit together. Reads no arrays.
+"""Check of a run's records: each is what was written, and they agree. Reads no arrays.
 
-Every record is read, and its place and checksum are checked. Then the records are compared:
-attempts with the attempts before them, the lease with what was begun and reported durable, aliases
-and exports with manifests, manifests with their folders and assets.
+Every record is read, and its place and checksum are checked. Then records are compared: attempts
+with the attempts before them, the lease with the attempts and the durable step that it names,
+aliases and exports with manifests, manifests with their folders and assets.
 """
 
 import contextlib
@@ -62,10 +62,10 @@ class RunReport:
 
     Attributes:
         records: number of records that were read.
-        problems: everything that is not as it was written, or does not fit, one line each; each
+        problems: a line for each record that is not as it was written, or contradicts another; it
             begins with the name of a record.
-        unreadable: names of the records that can't be read, are lost or belong elsewhere; also of
-            the lease if it is older than the newest attempt.
+        unreadable: names of the records that can't be read, are lost or are of another place; also
+            the lease's if it is older than the newest attempt.
         unlisted: folders of steps that Orbax has committed, without a manifest. A save that was
             killed at its end leaves one, and so does a manifest that was lost.
     """
@@ -77,12 +77,12 @@ class RunReport:
 
     @property
     def ok(self) -> bool:
-        """True if every record is what was written, and they fit together."""
+        """True if there are no problems."""
         return not self.problems
 
 
 def check_run(run: Run) -> RunReport:
-    """Read every record of a run, and compare them with one another.
+    """Read every record of a run, compare them with one another, and return the report.
 
     Raises:
         StoreUnavailableError: the store gives no answer.
@@ -102,7 +102,7 @@ def check_run(run: Run) -> RunReport:
 
 
 def run_ids(run: Run) -> Counter[str]:
-    """Count how many records of a run, besides `run.json`, name each run id."""
+    """Return run id -> number of the run's records, besides `run.json`, that name it."""
     objects = run.objects
     names = [name for name in objects.children(ATTEMPTS) if parse_attempt_file(name) is not None]
     names += [manifest_file(*key) for key in run.published()]
@@ -117,7 +117,7 @@ def run_ids(run: Run) -> Counter[str]:
 
 
 class _RunCheck:
-    """Check under way."""
+    """Check that is running."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -142,7 +142,7 @@ class _RunCheck:
         return RunReport(self._records, tuple(lines), unreadable, tuple(unlisted))
 
     def run_file(self) -> bool:
-        """Check `run.json`; return False if it is that of another run."""
+        """Check `run.json`; return False if it is the record of another run."""
         stored = self._objects.read(RUN_FILE)
         try:
             if stored is None:
@@ -171,7 +171,7 @@ class _RunCheck:
         return False
 
     def history(self) -> None:
-        """Check attempts and the lease, and what they say of one another and of steps."""
+        """Check attempts and the lease, and compare them with one another and with steps."""
         history = self._history
         for name, error in history.problems.items():
             self._add(name, error)
@@ -219,7 +219,7 @@ class _RunCheck:
                 self._say(asset_file(sha256), f"which {name} names: {exc}")
 
     def _manifest(self, name: str, stored: Versioned) -> Manifest | None:
-        """Parse a manifest; return None if it can't be read."""
+        """Return a parsed manifest; None if it can't be read, which is noted as a problem."""
         try:
             manifest = parse_record(self._objects, name, Manifest, stored)
         except UNREADABLE as exc:
@@ -229,7 +229,7 @@ class _RunCheck:
         return manifest
 
     def _adopted(self, name: str, plain: PlainStep) -> None:
-        """Check the folder of an adopted step: plain Orbax may have left no commit marker there."""
+        """Check the folder of an imported step, which may lack a commit marker."""
         if plain.source is None:
             return
         try:
@@ -272,7 +272,7 @@ class _RunCheck:
         self._read([name for name in names if parse_annotation_file(name)], Annotation)
 
     def exports(self) -> None:
-        """Check manifests of exports, the step that each was made of, and their files."""
+        """Check manifests of exports, the steps from which they were made, and their files."""
         files = self._run.files
         for folder in files.list(EXPORTS):
             names = [

@@ -1,9 +1,9 @@
-"""Copies of a step's files, with a proof for each that it is what the manifest names.
+"""Copies of a step's files; every copy is compared with the manifest's record.
 
-Several files are copied at once, in bounded memory. The system or the store copies a file, and the
-copy is checked where it then lies. On a disk its bytes are read back, while they are still in the
-page cache. A bucket reports the crc32c of what it holds. Small files whose contents a crc32c does
-not tell apart (see `ContentSum`) are read back there, too.
+Several files are copied at once, in bounded memory, by the operating system or the store. A copy on
+a disk is read back while it is still in the page cache. A bucket reports the crc32c of the copy;
+there, small files are read back too if a crc32c does not distinguish their contents (see
+`ContentSum`).
 """
 
 import itertools
@@ -43,8 +43,8 @@ class CopyReport:
 
     Attributes:
         files: number of files: all that the manifest names.
-        nbytes: their bytes.
-        how: what was compared with the records.
+        nbytes: sum of their sizes in bytes.
+        how: what was compared with the records, for people.
     """
 
     files: int
@@ -90,7 +90,7 @@ def copy_step_files(
 
     Args:
         origin: the step's folder.
-        target: the folder of the copy; what killed copies left there is removed.
+        target: the folder of the copy; temporary files of killed copies in it are removed.
         records: the files, as the manifest records them. Other files in `origin` are not part of
             the step, and are not copied.
         tell: called about once a second, and after each file, with (bytes done, bytes in all). If
@@ -140,13 +140,13 @@ def copy_step_files(
 
 
 def _in_order(records: Iterable[ObjectRecord]) -> Iterable[list[ObjectRecord]]:
-    """Yield groups of files to copy together, largest first, commit markers after what they mark.
+    """Yield groups of files to copy together, largest first; markers follow the files they mark.
 
     A copy that is killed at any moment therefore never looks complete.
     """
 
     def marks(record: ObjectRecord) -> int:
-        """Return what the file marks as complete: 2 the step, 1 an item of it, 0 nothing."""
+        """Return what the file marks as complete: 2 for the step, 1 for an item, 0 for nothing."""
         parts = record.name.split("/")
         return 0 if parts[-1] != COMMIT_FILE or len(parts) > 2 else 3 - len(parts)
 
@@ -155,7 +155,7 @@ def _in_order(records: Iterable[ObjectRecord]) -> Iterable[list[ObjectRecord]]:
 
 
 class _Copy:
-    """Copy under way. Safe for use by many threads."""
+    """Copy of a step that is running. Safe for use by many threads."""
 
     def __init__(self, origin: Files, target: Files, *, damaged: bool) -> None:
         self._origin = origin
@@ -196,10 +196,10 @@ class _Copy:
         )
 
     def _wrong_copy(self, record: ObjectRecord) -> str | None:
-        """Copy a file unless a right copy exists; return the problem with the copy, or None."""
+        """Copy a file unless an intact copy exists; return the problem with the copy, or None."""
         try:
             there = self._before.get(record.name) == record.size
-            # A whole file of an earlier, interrupted copy.
+            # A complete file of an earlier, interrupted copy.
             if there and self._problem(self._target, record) is None:
                 return None
             self._origin.copy(record.name, self._target, record.name)
@@ -208,14 +208,14 @@ class _Copy:
         return self._problem(self._target, record)
 
     def _problem(self, files: Files, record: ObjectRecord) -> str | None:
-        """Return the problem with a file where it lies, in one line, or None."""
+        """Return the problem with a file in `files`, in one line, or None."""
         try:
             if record.content is None or is_data_file(record.name):
                 stat = files.stat(record.name)
                 if stat.crc32c is not None:
                     self._told = True
                     return told_problem(record, stat.size, stat.crc32c)
-            # Small files are read back: their crc32c alone does not tell contents apart.
+            # Small files are read back: a crc32c alone may not distinguish their contents.
             self._read = True
             return file_problem(record, read_file(files, record.name))
         except NotFoundError:

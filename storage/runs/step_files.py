@@ -24,13 +24,13 @@ __all__ = [
 
 
 class FilePlace(NamedTuple):
-    """Folder that files of a step lie in.
+    """Folder with files of a step.
 
     Attributes:
         folder: the folder.
-        records: the files, named from the folder.
-        is_owners: True if the folder belongs to somebody else, who may change it; Cairn can't
-            repair files there.
+        records: records of the files; their names are relative to the folder.
+        is_owners: True if the folder is the owner's of an imported step, who may change it; Cairn
+            can't repair files there.
     """
 
     folder: StoreURI
@@ -41,12 +41,12 @@ class FilePlace(NamedTuple):
 def file_places(
     step: StoreURI, records: Iterable[ObjectRecord], source: str | None
 ) -> list[FilePlace]:
-    """Return where the files of a step lie; those of an adopted step are in its owner's folder.
+    """Return the folders of a step's files; most files of an imported step are in its owner's.
 
     Args:
         step: the step's folder in the run.
-        records: its files.
-        source: its owner's folder, as its manifest says; None if it was not adopted.
+        records: records of its files.
+        source: the owner's folder, from the manifest; None if the step was not imported.
 
     Raises:
         SourceRefusedError: the step may not be read from there.
@@ -61,12 +61,12 @@ def file_places(
 
 
 def is_kept(name: str) -> bool:
-    """Return True if a file of an adopted step lies in the run: the digests of its chunks."""
+    """Return True if a file of an imported step is in the run: it holds digests of chunks."""
     return name.rpartition("/")[2].startswith(FILE_PREFIX)
 
 
 def removed_by_owner(source: StoreURI | str) -> StepNotFoundError:
-    """Return the error for an adopted step whose files are gone."""
+    """Return the error for an imported step whose files are gone."""
     elsewhere = ", or it lies on a disk of another machine" * str(source).startswith("file://")
     return StepNotFoundError(
         "the files of an adopted step are gone",
@@ -80,7 +80,7 @@ def removed_by_owner(source: StoreURI | str) -> StepNotFoundError:
 def listed_problems(
     listed: Mapping[str, FileEntry], records: tuple[ObjectRecord, ...]
 ) -> dict[str, str]:
-    """Compare a listing with the records; return one line for each file that differs, by name.
+    """Return one line for each file whose listing differs from its record, by name.
 
     Args:
         listed: every file of the step's folder, by name.
@@ -99,13 +99,16 @@ def listed_problems(
 
 
 def told_problem(record: ObjectRecord, size: int, crc32c: str | None) -> str | None:
-    """Compare a file as `file_problem` does, by what the store reports; None counts as equal."""
+    """Return the problem with a file as `file_problem` does, from its size and crc32c in a listing.
+
+    A crc32c of None counts as equal.
+    """
     checksum = FileChecksum(record.name, size, crc32c or record.crc32c, record.content or "")
     return file_problem(record, checksum)
 
 
 def missing_problem(record: ObjectRecord) -> str:
-    """Return the line that says that a file of a step is missing."""
+    """Return the line about a missing file of a step."""
     return f"{record.name}: missing, {record.size} bytes expected"
 
 

@@ -1,4 +1,4 @@
-"""States of a step, and how to tell apart the states of steps without a manifest."""
+"""States of a step, and the decision which state a step without a manifest has."""
 
 import contextlib
 from dataclasses import dataclass, field
@@ -26,13 +26,13 @@ __all__ = ["StepInfo", "StepState", "unpublished_steps"]
 class StepState(StrEnum):
     """State of a step.
 
-    listed: committed, verified by a manifest, and it counts.
-    unverified: committed by Orbax, without a manifest, and nobody is about to write one.
+    listed: committed, has a manifest, and counts.
+    unverified: committed by Orbax, without a manifest, and no writer will write one.
     in_flight: being written now, or committed and about to be published.
-    abandoned: half written, and its writer is gone.
+    abandoned: incomplete, and its writer is gone.
     superseded: a later attempt went back before it, or overwrote it.
     trashed: deleted, and not yet removed.
-    unjudged: it may count or not: the record of the run that would decide it is damaged.
+    unjudged: listed or superseded; the record that decides is damaged.
     """
 
     LISTED = "listed"
@@ -52,12 +52,12 @@ class StepInfo:
         step: step number.
         attempt: the attempt that wrote it.
         state: its state.
-        created: when it was saved, RFC 3339 in UTC; None without a manifest.
-        nbytes: bytes of its files; None without a manifest.
+        created: time of the save, RFC 3339 in UTC; None without a manifest.
+        nbytes: sum of its files' sizes in bytes; None without a manifest.
         manifest_digest: "sha256:…"; None without a manifest.
-        problem: the error of its manifest, if that can't be read.
-        source: folder of its files, if it was adopted: they belong to their owner, and stay.
-        copied: how a fork has checked the copied files; only the fork itself sets it.
+        problem: the error of its manifest; None if that can be read.
+        source: the owner's folder with the files of an imported step; None for other steps.
+        copied: how a fork checked the copied files; None unless the fork returned this step.
     """
 
     step: int
@@ -91,13 +91,13 @@ def unpublished_steps(
     attempts: list[Attempt],
     now: datetime,
 ) -> list[StepInfo]:
-    """List steps with a folder and no manifest: unverified, in flight, abandoned or superseded.
+    """Return steps with a folder and no manifest: unverified, in flight, abandoned or superseded.
 
     Args:
         objects: the run's objects.
         published: (step, attempt) of every manifest.
         attempts: every attempt.
-        now: the present moment, which decides if the lease is alive.
+        now: the present time, which decides whether the lease has expired.
     """
     lease = None
     with contextlib.suppress(*UNREADABLE):
@@ -105,8 +105,8 @@ def unpublished_steps(
     writing = lease.attempt if lease and lease.is_alive(now) else None
     is_superseded = find_superseded(attempts, published)
     newest = max((attempt.number for attempt in attempts), default=None)
-    # Steps only go up within an attempt: a committed one at or below the last published one will
-    # not be published any more.
+    # Steps only go up within an attempt: a committed step at or below the last published one
+    # will not be published any more.
     last = {number: step for step, number in sorted(published)}
     states: dict[tuple[int, int], StepState] = {}
     for attempt in objects.folders(ATTEMPTS):

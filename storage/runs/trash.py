@@ -1,26 +1,26 @@
 """Soft deletion of steps: a tombstone first, the bytes only after it has expired.
 
-Every deletion goes the same way:
+Every deletion has these steps:
 
     judge -> intent -> check who needs the step -> tombstone -> check again -> withdraw the intent
 
-Several processes may delete a step at the same time, or one after another died: a later intent
-replaces the earlier one, and the first tombstone counts for all.
+Several processes may delete a step at the same time, or one may go on after another died: a later
+intent replaces the earlier one, and the first tombstone counts for all.
 
 - An **intent** is seen by processes that are about to need the step, but by no listing: a process
   that dies after writing it has deleted nothing. A process that is about to need a step, such as a
   promotion, writes a **hold**, then looks for intents and tombstones. A deletion writes its intent,
   then looks for holds and aliases. At least one of the two sees the other, so no alias ever names a
   step that is removed, whichever process dies at any moment.
-- The requests of such a look are sent at once, in any order. That is safe because a tombstone is
-  removed only after its manifest, and only if nobody holds the step by then.
-- The lease and the attempts are read with the aliases: the step that a live writer would resume
+- The requests that look for them are sent at once, in any order. That is safe because a tombstone
+is removed only after its manifest, and only if there is no hold of the step then. - The lease and
+the attempts are read with the aliases: the step that a live writer would resume
   from stays.
-- A tombstone of a retention policy carries the policy. The policy is asked again about the history
-  as it has become: by the pass itself, and once more before any bytes are removed.
+- A tombstone that a retention policy caused contains the policy. The policy is applied again to the
+later history: by the pass itself, and once more before any bytes are removed.
 
-If a use is seen late, the tombstone is lifted again. Removal begins by marking the tombstone, by
-compare-and-swap, so that it can't be lifted at the same time.
+If a use is noticed late, the tombstone is withdrawn. Removal begins by marking the tombstone, by
+compare-and-swap, so that it can't be withdrawn at the same time.
 """
 
 import contextlib
@@ -97,28 +97,29 @@ __all__ = [
 ]
 
 GRACE_SECONDS: Final = 7 * 24 * 3600.0
-"""Time for which a deleted step can be undeleted."""
+"""Seconds for which a deleted step can be undeleted."""
 
 ANNOUNCED_SECONDS: Final = 15 * 60.0
-"""Time for which an intent or a hold counts: no process pauses so long between two requests."""
+"""Seconds for which an intent or a hold counts; no process pauses so long between requests."""
 
 StepKey = tuple[int, int]
-"""(step, attempt)."""
+"""Key of a step: (step, attempt)."""
 
 
 class Tombstone(Record):
     """Content of `trash/<step>.<n>.json`.
 
     Attributes:
-        at: when the step was deleted, RFC 3339 in UTC.
-        expires: from then on its bytes may be removed.
-        by: who asked.
-        reason: why.
-        removing: its bytes are being removed; it can't be undeleted.
-        removed: they are removed. The tombstone stays while a step exists that this one had
-            overwritten, and that must not be listed in its place.
-        policy: the retention policy that asked, if one did; see `RetentionPolicy.to_json`.
-        judged: number of the newest attempt when the policy was asked.
+        at: time of the deletion, RFC 3339 in UTC.
+        expires: time from which its bytes may be removed, RFC 3339 in UTC.
+        by: name of who deleted it.
+        reason: reason that they gave.
+        removing: whether its bytes are being removed, so that it can't be undeleted.
+        removed: whether its bytes are removed. The tombstone then stays while a step exists that
+            this one had overwritten, and that must not be listed in its place.
+        policy: the retention policy that deleted it, see `RetentionPolicy.to_json`; None: a person
+            did.
+        judged: number of the newest attempt when the policy was applied.
     """
 
     FORMAT: ClassVar[str] = "cairn.tombstone"
@@ -133,7 +134,7 @@ class Tombstone(Record):
     removed: bool = Field(default=False, exclude_if=lambda field: not field)
 
     def is_due(self, now: datetime) -> bool:
-        """Return True if there are bytes that may be removed."""
+        """Return True if its bytes may be removed and are not removed yet."""
         return not self.removed and (self.removing or self.has_expired(now))
 
     def has_expired(self, now: datetime) -> bool:
@@ -142,13 +143,13 @@ class Tombstone(Record):
 
 
 class _Announcement(Record):
-    """Announcement that somebody is about to change or use a step; others heed it while it lasts.
+    """Announcement that a process is about to delete or use a step; valid for a limited time.
 
     Attributes:
-        at: since when, RFC 3339 in UTC.
-        by: who.
-        reason: why.
-        token: unique to this announcement.
+        at: time of writing, RFC 3339 in UTC.
+        by: name of who wrote it.
+        reason: purpose, for messages.
+        token: unique text of this announcement.
     """
 
     at: Moment
@@ -157,27 +158,27 @@ class _Announcement(Record):
     token: str
 
     def is_alive(self, now: datetime) -> bool:
-        """Return True while its writer may still act on it."""
+        """Return True until `ANNOUNCED_SECONDS` after it was written."""
         return now < from_rfc3339(self.at) + timedelta(seconds=ANNOUNCED_SECONDS)
 
 
 class Intent(_Announcement):
-    """Content of `trash/<step>.<n>.intent.json`: somebody is about to delete the step."""
+    """Content of `trash/<step>.<n>.intent.json`: a process is about to delete the step."""
 
     FORMAT: ClassVar[str] = "cairn.intent"
 
 
 class Hold(_Announcement):
-    """Content of `trash/<step>.<n>.<token>.hold.json`: somebody is about to need the step."""
+    """Content of `trash/<step>.<n>.<token>.hold.json`: a process is about to use the step."""
 
     FORMAT: ClassVar[str] = "cairn.hold"
 
 
 def read_tombstones(objects: ObjectStore) -> dict[StepKey, Tombstone]:
-    """Read the tombstone of every deleted step, by (step, attempt).
+    """Return the tombstone of every deleted step, by (step, attempt).
 
     Raises:
-        UnsupportedFormatError, CorruptionError: one can't be read.
+        UnsupportedFormatError, CorruptionError: a tombstone can't be read.
     """
     names = {
         name: key for name in objects.list(TRASH) if (key := parse_trash_file(name)) is not None
@@ -190,11 +191,11 @@ class RunUse(NamedTuple):
     """Uses of a run's steps at one moment.
 
     Attributes:
-        needs: by step, who needs it: the aliases that point to it and the holders.
-        lease: the lease, alive or not.
+        needs: step -> its users: the aliases that point to it, and the writers of holds.
+        lease: the lease, expired or not; None if there is none.
         attempts: every attempt, by number.
-        latest: the latest listed step, if a writer is alive.
-        now: the moment.
+        latest: the latest listed step, if a writer is alive; else None.
+        now: time of reading.
     """
 
     needs: dict[StepKey, list[str]]
@@ -205,7 +206,7 @@ class RunUse(NamedTuple):
 
     @classmethod
     def of(cls, run: Run, now: datetime) -> "RunUse":
-        """Read the uses now: first the lease, then the attempts, as a start writes them."""
+        """Return the present uses; reads the lease before the attempts, as a start writes them."""
         needs: dict[StepKey, list[str]] = {}
         # Holds before aliases: a promotion removes its hold once the alias is there.
         for key, hold in _holds(run):
@@ -220,12 +221,12 @@ class RunUse(NamedTuple):
         return cls(needs, lease, attempts, run.latest_step() if alive else None, now)
 
     def of_step(self, info: StepInfo) -> list[str]:
-        """List who needs a step; empty if it may be deleted."""
+        """Return the users of a step; empty if it may be deleted."""
         uses = list(self.needs.get((info.step, info.attempt), ()))
         return uses + self._by_writer(info)
 
     def _by_writer(self, info: StepInfo) -> list[str]:
-        """Return the run's live writer, if it would resume from the step."""
+        """Return the run's live writer if it would resume from the step; else nothing."""
         lease = self.lease
         if info.state is not StepState.LISTED or lease is None or not lease.is_alive(self.now):
             return []
@@ -243,14 +244,14 @@ class RunUse(NamedTuple):
 def find_deletable_step(
     run: Run, step: SupportsIndex, attempt: SupportsIndex | None = None
 ) -> StepInfo:
-    """Find the step to delete: a listed one, or one that was superseded.
+    """Return the step to delete: a listed one, or one that was superseded.
 
-    It is judged from names alone, so that a step with a damaged manifest can be deleted too.
+    Only names are read, so that a step with a damaged manifest can be deleted too.
 
     Args:
         run: the run.
-        step: its number.
-        attempt: the attempt that saved it; None: the one that is listed.
+        step: number of the step.
+        attempt: the attempt that saved it; None: the listed one.
 
     Raises:
         InvalidURIError: `step` or `attempt` is not a valid number.
@@ -304,22 +305,21 @@ def delete_step(
 ) -> Tombstone:
     """Delete a step: it is no longer listed, and its bytes are removed after the grace time.
 
-    Deleting a deleted step returns its tombstone. The step is judged again here: only its number
-    and its attempt are taken from `info`.
+    Deleting a deleted step returns its tombstone. Only the number and the attempt of `info` are
+    used; the step's state is read again.
 
     Args:
         run: the run.
-        info: one of its steps; `find_deletable_step` finds it.
+        info: a step of the run, such as `find_deletable_step` returns.
         by: the caller's name.
-        reason: why.
+        reason: reason of the deletion, for the tombstone.
         grace: seconds during which it can be undeleted.
-        needed_by: steps that stay and need its bytes.
+        needed_by: other steps that stay and need its bytes.
         clock: returns the current time in UTC.
 
     Raises:
         StepInUseError: aliases name the step, other steps need its bytes, the run's writer would
-            resume from it, or somebody is about to promote it or to roll back to it; nothing is
-            changed.
+            resume from it, or a promotion or rollback to it is running; nothing is changed.
         StepInFlightError: it is being written.
         StepNotFoundError: there is no such step with a manifest.
         RunNotFoundError: the run was removed meanwhile, and another has begun in its place.
@@ -366,12 +366,12 @@ def delete_step(
 
 
 def declare(run: Run, key: StepKey, *, by: str, reason: str, now: datetime) -> bytes | None:
-    """Write the intent to delete a step, over any intent of others.
+    """Write the intent to delete a step, replacing any other intent.
 
     Returns:
-        The generation of the intent. None if it replaced an intent that is still alive. Then it
-        stays until it expires: the writer of the other intent may be about to lay the tombstone,
-        and has no intent but this one.
+        The generation of the intent, for `withdraw`. None if it replaced an intent that is still
+        valid: it then stays until it expires, because the writer of the other intent, which may be
+        about to write the tombstone, has only this intent now.
     """
     name = intent_file(*key)
     intent = Intent(at=rfc3339(now), by=by, reason=reason, token=secrets.token_hex(8))
@@ -383,7 +383,10 @@ def declare(run: Run, key: StepKey, *, by: str, reason: str, now: datetime) -> b
 
 
 def withdraw(run: Run, key: StepKey, generation: bytes | None) -> None:
-    """Delete an intent that `declare` returned. Never raises: an intent that stays expires."""
+    """Delete the intent whose generation `declare` returned.
+
+    It never raises: an intent that stays will expire.
+    """
     if generation is not None:
         with contextlib.suppress(StorageError):
             run.objects.delete_if(intent_file(*key), generation=generation)
@@ -393,7 +396,7 @@ def _announce(run: Run, name: str, record: Intent | Hold, generation: bytes | No
     """Write an intent or a hold and return its generation; if that fails, delete it again.
 
     Raises:
-        PreconditionFailedError: another one is there.
+        PreconditionFailedError: there is another intent or hold of this name.
         StorageError: the store refuses.
     """
     try:
@@ -413,17 +416,20 @@ def _announce(run: Run, name: str, record: Intent | Hold, generation: bytes | No
 def held(
     run: Run, key: StepKey, *, by: str, reason: str, beside: Callable[[], Any] | None = None
 ) -> Iterator[Any]:
-    """Hold a step for the duration, so that no deletion of it begins. Yield the result of `beside`.
+    """Mark a step as in use within the context, by a hold; yield the result of `beside`.
+
+    No deletion of the step begins meanwhile.
 
     Args:
         run: the run.
         key: (step, attempt).
-        by: who holds it.
-        reason: what for; it completes "who is to …".
-        beside: called once the hold is written, in the same round as the look for a deletion.
+        by: the caller's name.
+        reason: purpose, for messages; it completes "NAME is to …".
+        beside: function to call once the hold is written, concurrently with the check for a
+            deletion.
 
     Raises:
-        StepChangedError: it is deleted, or about to be.
+        StepChangedError: the step is deleted, or about to be.
     """
     hold = Hold(at=rfc3339(run.clock()), by=by, reason=reason, token=secrets.token_hex(8))
     name = hold_file(*key, hold.token)
@@ -454,11 +460,11 @@ def _holds(run: Run, within: str = TRASH) -> list[tuple[StepKey, Hold]]:
 
 
 def _is_going(run: Run, key: StepKey, beside: Callable[[], Any] | None) -> tuple[bool, Any]:
-    """Return True if a step is deleted, about to be, or gone; also the result of `beside`.
+    """Return whether a step is deleted or about to be, and the result of `beside`.
 
     The requests are sent at once, in any order. That is safe: an intent is withdrawn only once the
-    tombstone is there, and the deletion looks for holds again after laying it. A tombstone is
-    removed only once the manifest is gone and nobody holds the step, see `end_removal`.
+    tombstone exists, and the deletion looks for holds again after it has written the tombstone. A
+    tombstone is removed only once the manifest is gone and there is no hold, see `end_removal`.
     """
     objects = run.objects
     intent, tombstone, manifest, *result = objects.gather(
@@ -473,7 +479,7 @@ def _is_going(run: Run, key: StepKey, beside: Callable[[], Any] | None) -> tuple
 
 
 def clear_announcements(run: Run, *, now: datetime) -> None:
-    """Remove intents and holds of processes that died, and notes about steps that are gone."""
+    """Remove expired intents and holds, and copies of withdrawn tombstones of removed steps."""
     for name in run.objects.list(TRASH):
         lifted = parse_lifted_file(name)
         if lifted is not None and run.objects.read(manifest_file(*lifted)) is None:
@@ -489,7 +495,7 @@ def clear_announcements(run: Run, *, now: datetime) -> None:
 def lay_tombstone(run: Run, key: StepKey, tombstone: Tombstone) -> "bytes | Tombstone":
     """Write the tombstone; return its generation, or the existing tombstone of a deleted step.
 
-    Only for callers that have declared the intent, and then seen that nobody needs the step.
+    Call it only after writing the intent and then finding no user of the step.
     """
     name = trash_file(*key)
     try:
@@ -503,7 +509,7 @@ def lay_tombstone(run: Run, key: StepKey, tombstone: Tombstone) -> "bytes | Tomb
 
 
 def lift(run: Run, key: StepKey, generation: bytes) -> None:
-    """Delete a tombstone that was just laid, if it is unchanged. Never raises.
+    """Delete a tombstone that was just written, if it is unchanged. Never raises.
 
     If the store does not answer, the tombstone stays, and the step can be undeleted.
     """
@@ -514,25 +520,25 @@ def lift(run: Run, key: StepKey, generation: bytes) -> None:
 
 
 def _take_back(run: Run, key: StepKey, tombstone: Tombstone, generation: bytes) -> None:
-    """Delete a tombstone that is still as last seen, and keep a note of it."""
+    """Delete a tombstone if its generation is unchanged, and keep a copy of it."""
     note_lifted(run, key, tombstone)
     run.objects.delete_if(trash_file(*key), generation=generation)
 
 
 def note_lifted(run: Run, key: StepKey, tombstone: Tombstone) -> None:
-    """Record the tombstone that is taken back: others who saw it would think it was lost."""
+    """Keep a copy of a tombstone that is withdrawn; without it, the tombstone would seem lost."""
     put_record(run.objects, lifted_file(*key), tombstone)
 
 
 def read_lifted(run: Run, keys: Iterable[StepKey]) -> dict[StepKey, Tombstone]:
-    """Return the tombstone that was taken back last of each of these steps, if any was."""
+    """Return the last withdrawn tombstone of each of these steps that has one."""
     names = {lifted_file(*key): key for key in keys}
     tombstones, _ = judge_records(run.objects, names, Tombstone.parse)
     return {names[name]: tombstone for name, tombstone in tombstones.items()}
 
 
 def undelete_step(run: Run, step: int, attempt: int) -> None:
-    """Undo a deletion; the step is listed again if it counts.
+    """Undo a deletion; the step is listed again unless it is superseded.
 
     Raises:
         StepNotFoundError: the step is not deleted, or its bytes are being removed already.
@@ -567,17 +573,18 @@ def undelete_step(run: Run, step: int, attempt: int) -> None:
 def begin_removal(
     run: Run, key: StepKey, *, now: datetime, keeps: Callable[[Tombstone], bool]
 ) -> bool:
-    """Mark an expired tombstone; from then on the step can't be undeleted.
+    """Mark an expired tombstone, so that the step can't be undeleted any more.
 
     Args:
         run: the run.
         key: (step, attempt).
-        now: the present moment.
-        keeps: returns True if the policy that laid the tombstone keeps the step now.
+        now: the present time.
+        keeps: returns True if the policy that wrote the tombstone keeps the step now.
 
     Returns:
-        False if the step stays: it was undeleted, has not expired, or somebody needs it or its
-        policy keeps it. In the last two cases the tombstone is lifted.
+        True if the tombstone is marked. False if the step stays: it was undeleted, its tombstone
+        has not expired, it has a user, or its policy keeps it. In the last two cases the tombstone
+        is withdrawn.
     """
     name = trash_file(*key)
     stored = read_record(run.objects, name, Tombstone)
@@ -604,15 +611,15 @@ def begin_removal(
 def end_removal(run: Run, key: StepKey, *, stays: bool, now: datetime) -> None:
     """Delete the tombstone of a step whose bytes are gone, or mark it as `removed`.
 
-    A process that holds the step may have seen its manifest, which then still existed, and may not
-    have looked for the tombstone yet. For such holders the tombstone stays until the next
-    collection.
+    If there is a hold, the tombstone stays until the next collection: the holding process may have
+    read the manifest before it was removed, and may not have looked for the tombstone yet.
 
     Args:
         run: the run.
         key: (step, attempt).
-        stays: without the tombstone, a step that this one had overwritten would be listed again.
-        now: the present moment.
+        stays: whether the tombstone must stay, because a step that this one had overwritten would
+            be listed again without it.
+        now: the present time.
     """
     name = trash_file(*key)
     if not stays:

@@ -32,12 +32,12 @@ class StepUsage:
     """Bytes that a step takes.
 
     Attributes:
-        step, attempt: of the step.
+        step, attempt: number and attempt of the step.
         state: the step's state.
-        created: when it was saved, RFC 3339 in UTC; None without a manifest.
+        created: time of the save, RFC 3339 in UTC; None without a manifest.
         nbytes: bytes of its files.
-        added: bytes of the files that no earlier step has: what its save has written.
-        own: bytes of the files that no other step has: what deleting it frees.
+        added: bytes of its files that no earlier step has, which its save wrote.
+        own: bytes of its files that no other step has, which deleting it frees.
     """
 
     step: int
@@ -57,7 +57,7 @@ class RunUsage:
         nbytes: bytes of all its files.
         files: number of names that its files have.
         uses: bytes by purpose.
-        steps: each step that takes any, by the time it was saved, then by number.
+        steps: each step with files, sorted by the time of its save, then by number.
         garbage: bytes that collecting garbage would free now.
     """
 
@@ -69,7 +69,7 @@ class RunUsage:
 
 
 def run_usage(run: Run) -> RunUsage:
-    """Measure what a run takes now, from names, sizes and the records of its steps.
+    """Return the bytes that a run takes now, from names, sizes and the records of its steps.
 
     Raises:
         UnsupportedFormatError, CorruptionError: a record that decides about steps can't be read or
@@ -108,7 +108,7 @@ def run_usage(run: Run) -> RunUsage:
 
 
 def _step_of(name: str) -> StepKey | None:
-    """Return the step that a file belongs to, even if the folder has a temporary name yet."""
+    """Return the step of a file, even if its folder still has a temporary name; None: no step's."""
     match = _STEP.match(name)
     folder = None if match is None else parse_step_folder(match[2])
     return None if match is None or folder is None else (folder.step, int(match[1]))
@@ -117,7 +117,7 @@ def _step_of(name: str) -> StepKey | None:
 def _steps(
     of_step: dict[StepKey, list[FileUsage]], infos: dict[StepKey, StepInfo]
 ) -> list[StepUsage]:
-    """Measure each step, by the time it was saved; steps without a listed record come last."""
+    """Return each step's bytes, by the time of its save; steps without a record come last."""
 
     def saved(key: StepKey) -> tuple[bool, str, int, int]:
         created = infos[key].created if key in infos else None
@@ -130,7 +130,7 @@ def _steps(
     usages = []
     for key in sorted(of_step, key=saved):
         by_identity = {file.identity or file.name: file for file in of_step[key]}
-        files = list(by_identity.values())  # one of the names of each file
+        files = list(by_identity.values())  # one name of each file
         info = infos.get(key)
         usages.append(
             StepUsage(

@@ -73,10 +73,10 @@ from cairn.storage.store_checks.probe import Probe
 __all__ = ["Writer", "default_writer_id", "publish_manifest", "sync_folder"]
 
 _RENEWAL_SECONDS = 1.0
-"""Longest wait for a renewal under way: once the lease was taken it changes nothing."""
+"""Most seconds to wait for a running renewal, which has no effect once the lease is given back."""
 
 _GIVING_BACK_SECONDS = 10.0
-"""Longest time to try to give a lease back; otherwise it expires."""
+"""Most seconds to try to give a lease back; otherwise it expires."""
 
 
 def default_writer_id() -> str:
@@ -98,7 +98,7 @@ class Writer:
         run: the run.
         writer: id of the writer, the same over restarts.
         clock: returns the current time in UTC.
-        ttl: how long the lease lasts unless renewed, in seconds; it is renewed every third of that.
+        ttl: seconds until the lease expires unless renewed; it is renewed every third of that time.
     """
 
     def __init__(
@@ -131,14 +131,14 @@ class Writer:
 
     @property
     def attempt(self) -> Attempt | None:
-        """Attempt to write in; None before the first and after one was given up."""
+        """Current attempt; None before the first, and after `drop` or `close`."""
         return None if self._given_up else self._attempt
 
     def begin(self, listing: RunListing | None = None) -> int:
-        """Take the run now, not with the first step; return the number of the attempt that is held.
+        """Take the run now, not with the first step; return the number of the current attempt.
 
         Args:
-            listing: a listing of the run made just now, if any.
+            listing: a listing of the run made just now; None: it is listed here.
 
         Raises:
             LeaseHeldError: another writer holds the run.
@@ -154,29 +154,29 @@ class Writer:
         return self._begin(self._last_to_keep, seen=self._looked(listing)).number
 
     def skip_damaged(self, skipped: Collection[tuple[int, int]] = ()) -> None:
-        """Resume from the newest step that is not known to be damaged, in an attempt of its own.
+        """Make the next `begin` or `claim` resume from the newest step without noted damage.
 
-        The next `begin` or `claim` begins that attempt; damaged steps above are superseded then.
+        It begins an attempt for that; damaged steps above are superseded then.
 
         Args:
-            skipped: steps, (step, attempt), to supersede even if they are sound by then, because
-                the job's state does not come from them.
+            skipped: (step, attempt) of steps to supersede even if they are sound by then, because
+                the job did not resume from them.
         """
         self._skipped = skipped
 
     def claim(
         self, step: SupportsIndex, *, overwrite: bool = False, listing: RunListing | None = None
     ) -> int:
-        """Return the attempt to write `step` in; this replaces an earlier claim.
+        """Return the number of the attempt in which to write `step`; replace an earlier claim.
 
         Args:
-            step: above the latest listed step, unless `overwrite`.
-            overwrite: if the step or later ones exist, supersede them once it is published.
-            listing: a listing of the run made just now, if any.
+            step: number of the step; above the latest listed step, unless `overwrite`.
+            overwrite: whether this step and later ones are superseded once the step is published.
+            listing: a listing of the run made just now; None: it is listed here.
 
         Raises:
             InvalidURIError: `step` is not a step number.
-            StepExistsError: the run lists this step or a later one, and not `overwrite`.
+            StepExistsError: the run lists this step or a later one, and `overwrite` is False.
             LeaseHeldError: another writer holds the run.
             FencedError: this writer was replaced earlier.
             StoreCheckError: the store does not keep the promises that runs depend on.
@@ -216,19 +216,20 @@ class Writer:
     ) -> None:
         """Make a step listed, durably; its data must be durable already.
 
-        If the store does not answer while the manifest is written, the manifest may exist or not.
-        The next claim, or `close`, supersedes it: a step that failed does not come back.
+        If the store does not answer while the manifest is written, it is unknown whether the
+        manifest exists. The next claim, or `close`, supersedes it, so that a failed step does not
+        reappear.
 
         Args:
             manifest: manifest of the step that was claimed last, in the attempt of that claim.
-            annotation: its labels and metrics, if any.
-            before: writes the other objects that the manifest names; it is called while the store
-                is asked if the step may be published.
+            annotation: labels and metrics of the step; None: there are none.
+            before: writes the other objects that the manifest names; it is called concurrently with
+                the check that the step may be published.
 
         Raises:
             FencedError: a later attempt took the run over; the step does not count.
-            SaveError: the run was given back, or the step was not claimed, or was given up
-                meanwhile (`drop`); nothing was written.
+            SaveError: the writer was closed, or the step was not claimed, or `drop` was called
+                meanwhile; nothing was written.
             StoreCheckError: the store does not keep the promises that runs depend on.
             StoreUnavailableError: the store gives no answer.
             PreconditionFailedError: another manifest exists already.
@@ -263,15 +264,15 @@ class Writer:
             annotate()
 
         def look_last() -> None:
-            """Raise if the manifest must not be written; from then on it may exist."""
-            if not self._objects.is_remote:  # else it was checked just now
+            """Raise if the manifest must not be written; after this call it may exist."""
+            if not self._objects.is_remote:  # a remote store was checked just now
                 self._fence()
             self._refuse_unclaimed(manifest)
             self._unsettled = manifest.step, manifest.attempt
 
         generation = publish_manifest(self._objects, manifest, look_last)
-        # The lease still being ours proves that nobody took over before the manifest was there: the
-        # next holder will see it. Otherwise judge from the store if the step counts.
+        # If the lease is still ours, nobody took over before the manifest existed, and the next
+        # holder will see it. Otherwise the store's records decide whether the step counts.
         noted = note_durable(self._objects, self._held(), step, self._lease)
         if noted is None:
             self._ensure_counts(manifest, generation)
@@ -280,10 +281,10 @@ class Writer:
         self._latest = step
 
     def check(self) -> None:
-        """Raise if a renewal has found that another writer took over.
+        """Raise FencedError if a renewal has noticed that another writer took over.
 
         Raises:
-            FencedError: another writer did. This is final: create a new writer.
+            FencedError: another writer took over. This is final: create a new writer.
         """
         if self._fenced is not None:
             raise self._fenced.with_traceback(None)
@@ -294,7 +295,7 @@ class Writer:
         self._claimed = None
 
     def close(self) -> None:
-        """Give the lease back, so that another writer need not wait for it to expire."""
+        """Give the lease back, so that another writer does not have to wait for its expiry."""
         self._pause()
         if self._attempt is not None and self._fenced is None:
             # A failure here loses nothing: the steps are saved, and the lease expires.
@@ -311,11 +312,11 @@ class Writer:
         overwrites: int | None = None,
         seen: Seen | None = None,
     ) -> Attempt:
-        """Begin the next attempt, in place of the one held."""
+        """Begin the next attempt in place of the current one, and return it."""
         self.check()
         self.drop()  # the lease is taken for the next attempt, even if that fails to begin
         self._pause()
-        # The last start was interrupted, or failed.
+        # The last start was interrupted or failed.
         if self._starting and self._attempt is not None:
             self._attempt = interrupted_start(self._objects, self._attempt)
         self._starting = True
@@ -351,10 +352,10 @@ class Writer:
         return self._attempt
 
     def _looked(self, listing: RunListing | None) -> Seen | None:
-        """Find the latest step and return the state for a start; None: use `_last_to_keep`.
+        """Return the run's state for a start, with its latest step; None: use `_last_to_keep`.
 
         Args:
-            listing: a listing of the run made just now, if any.
+            listing: a listing of the run made just now; None: it is listed here.
         """
         if listing is None:
             listing = list_records(self._objects)
@@ -372,7 +373,7 @@ class Writer:
         return seen_in(self._objects, listing, history, latest)
 
     def _last_to_keep(self) -> Kept:
-        """Return the latest step that is listed now."""
+        """Return the latest step that is listed now; -1 if there is none."""
         history = self._settled_history()
         latest = history.latest()
         if self._skipped is not None:
@@ -381,7 +382,7 @@ class Writer:
         return -1 if latest is None else latest
 
     def _settled_history(self) -> History:
-        """Read the history without a step whose publication failed or was interrupted."""
+        """Return the history without a step whose publication failed or was interrupted."""
         return read_history(self._objects).without(self._unsettled)
 
     def _exists(self, step: int) -> StepExistsError:
@@ -394,7 +395,7 @@ class Writer:
         )
 
     def _fence(self) -> None:
-        """Raise unless the attempt is still the newest in the store."""
+        """Raise FencedError unless the attempt is still the newest in the store."""
         try:
             ensure_newest(self._objects, self._held())
         except FencedError as exc:
@@ -418,13 +419,13 @@ class Writer:
         )
 
     def _ensure_counts(self, manifest: Manifest, generation: bytes) -> None:
-        """Raise unless the step that was just published counts.
+        """Raise FencedError unless the step that was just published counts.
 
-        If the run was removed, the manifest is deleted again: another run can begin there.
+        If the run was removed, the manifest is deleted again, since another run can begin there.
 
         Raises:
             FencedError: a later attempt superseded the step, or another start holds the lease and
-                may be about to; or the run was removed.
+                may supersede it; or the run was removed.
         """
         attempt = self._held()
         if not is_begun(self._objects, attempt):
@@ -475,7 +476,7 @@ class Writer:
         self._keep(attempt, stop)
 
     def _keep(self, attempt: Attempt, stop: threading.Event) -> None:
-        """Renew until stopped. Retry if the store does not answer; a fence is final."""
+        """Renew the lease until stopped. Retry without an answer; end if another took over."""
         while not stop.wait(self._ttl / 3):
             try:
                 self._lease = renew(self._objects, attempt, clock=self._clock, ttl=self._ttl)
@@ -488,12 +489,13 @@ class Writer:
 
 
 def publish_manifest(objects: ObjectStore, manifest: Manifest, fence: Callable[[], None]) -> bytes:
-    """Write the manifest durably; at this moment the step becomes "verified complete" and listed.
+    """Write the manifest durably, by which the step becomes "verified complete" and listed.
 
     Args:
         objects: the run's objects.
         manifest: the manifest to publish.
-        fence: raises if a later attempt has taken the run over; called right before writing.
+        fence: function that raises if a later attempt has taken the run over; called right before
+            the write.
 
     Returns:
         The generation of the manifest.

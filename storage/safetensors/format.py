@@ -1,4 +1,4 @@
-"""The safetensors header: dtypes, layout, encoding, and decoding of hostile bytes. Pure.
+"""The safetensors header: dtypes, layout, encoding, and decoding of untrusted bytes. No I/O.
 
 A file consists of the header's length (u64, little endian); the header, a JSON object padded with
 spaces so that the data starts at a multiple of 8; and the data, tensor after tensor without gaps.
@@ -33,7 +33,7 @@ __all__ = [
 
 LENGTH_BYTES: Final = 8
 MAX_HEADER_BYTES: Final = 100_000_000
-"""Limit of the reference reader."""
+"""Most bytes of a header, as in the reference reader."""
 
 _ALIGNMENT: Final = 8
 _POINTER_START: Final = b"version "
@@ -70,7 +70,7 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
 
 _CODES: Final = {dtype: code for code, dtype in DTYPES.items()}
 _PACKED_BITS: Final = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
-"""Dtypes with several elements in a byte: headers may have them, but no array is decoded."""
+"""Bits of dtypes whose elements share bytes: headers may have them, but no array is read."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class TensorEntry:
     """Tensor of a file.
 
     Attributes:
-        name: as in the header.
-        code: its dtype's name in the header, such as "BF16".
-        shape: its shape.
+        name: name of the tensor.
+        code: name of its dtype in the header, such as "BF16".
+        shape: shape of the tensor.
         start: offset of its first byte in the file.
         end: offset just after its last byte.
     """
@@ -93,7 +93,7 @@ class TensorEntry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
+        """Size in bytes in the file."""
         return self.end - self.start
 
     @property
@@ -101,8 +101,8 @@ class TensorEntry:
         """NumPy dtype.
 
         Raises:
-            UnsupportedFormatError: NumPy has no such dtype (elements share bytes), or allows fewer
-                axes.
+            UnsupportedFormatError: NumPy has no such dtype (elements share bytes), or the tensor
+                has more axes than NumPy allows.
         """
         if len(self.shape) > _MAX_AXES:
             raise UnsupportedFormatError(
@@ -128,8 +128,8 @@ class SafetensorsHeader:
     """Decoded header of a file.
 
     Attributes:
-        metadata: free text by name.
-        tensors: by name, in the order of their data.
+        metadata: free texts by name.
+        tensors: the tensors by name, in the order of their data.
     """
 
     metadata: Mapping[str, str]
@@ -157,7 +157,7 @@ def dtype_code(dtype: np.dtype[Any], *, path: object) -> str:
 def encode_header(
     tensors: Sequence[tuple[str, np.dtype[Any], Sequence[int]]], metadata: Mapping[str, str]
 ) -> bytes:
-    """Encode the length and header of a file with `tensors` (name, dtype, shape) in order.
+    """Return the encoded length and header of a file with these tensors (name, dtype, shape).
 
     Raises:
         UnsupportedLeafError: a dtype is not in safetensors, or the header exceeds its limit.
@@ -203,7 +203,7 @@ def header_length(prefix: bytes, file_size: int, *, path: object) -> int:
 
 
 def decode_header(data: bytes, file_size: int, *, path: object) -> SafetensorsHeader:
-    """Decode the header and check all of it.
+    """Return the decoded header, after a check of all of it.
 
     Args:
         data: the header's bytes, without the length.
@@ -211,12 +211,13 @@ def decode_header(data: bytes, file_size: int, *, path: object) -> SafetensorsHe
         path: the file, for errors.
 
     Raises:
-        CorruptionError: not JSON, a duplicate name, or tensors that don't fill the data exactly.
-        UnsupportedFormatError: a dtype that the format does not have.
+        CorruptionError: the header is not JSON, a name occurs twice, or the tensors don't fill the
+            data exactly.
+        UnsupportedFormatError: a dtype is not one of the format's.
     """
     body = _parse(data, path)
     metadata = body.pop(_METADATA_KEY, None)
-    if metadata is None:  # some writers put null for none
+    if metadata is None:  # some writers write null for no metadata
         metadata = {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _damaged(path, f"{_METADATA_KEY} with texts only", repr(metadata)[:100])

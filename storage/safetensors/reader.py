@@ -20,12 +20,12 @@ __all__ = ["read_elements", "read_header", "read_tensor"]
 
 
 def read_header(files: Files, rel: str) -> SafetensorsHeader:
-    """Read the header of the file `rel` and check all of it against the file's size.
+    """Return the header of the file `rel`, checked against the file's size.
 
     Raises:
         NotFoundError: there is no such file.
-        CorruptionError: it is not a valid safetensors file.
-        UnsupportedFormatError: it has a tensor of an unknown dtype.
+        CorruptionError: the file is not a valid safetensors file.
+        UnsupportedFormatError: the file has a tensor of an unknown dtype.
         StoreUnavailableError: the store gives no answer.
     """
     path = f"{files.uri}/{rel}"
@@ -45,18 +45,18 @@ def read_tensor(
     header: SafetensorsHeader | None = None,
     rows: tuple[int, int] | None = None,
 ) -> np.ndarray:
-    """Read one tensor of the file `rel`, or some of its rows, and nothing else of the file.
+    """Return one tensor of the file `rel`, or some of its rows; nothing else of the file is read.
 
     Args:
         files: the store's folder.
         rel: the file's name in it.
         name: the tensor's name.
         header: as `read_header` returned it, to save reading it again.
-        rows: first index of the first axis, and the one after the last; None: all.
+        rows: indices of the first row, and of the row after the last; None: all rows.
 
     Raises:
-        NotFoundError: there is no such file (LeafNotFoundError: or tensor).
-        InvalidSliceError: `rows` lie outside.
+        NotFoundError: there is no such file (LeafNotFoundError: no such tensor).
+        InvalidSliceError: `rows` are outside of the tensor.
         CorruptionError: the file is not valid, or shorter than its header says.
         UnsupportedFormatError: a dtype that NumPy does not have.
         StoreUnavailableError: the store gives no answer.
@@ -83,7 +83,7 @@ def read_elements(
 
     Raises:
         NotFoundError: there is no such file (LeafNotFoundError: or tensor).
-        InvalidSliceError: the tensor has not so many elements, or is of another dtype.
+        InvalidSliceError: the tensor has too few elements, or another dtype.
         CorruptionError: the file is shorter than its header says.
         UnsupportedFormatError: a dtype that NumPy does not have.
         StoreUnavailableError: the store gives no answer.

@@ -14,14 +14,14 @@ _UNITS: Final = {
     **{"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40},
 }
 _LARGEST: Final = 2**63 - 1
-"""No file and no store can hold more."""
+"""Largest accepted size in bytes; no file can be larger."""
 
 
 def parse_size(size: int | str) -> int:
-    """Parse a size such as "5GB" (decimal, as Hugging Face counts) or "512MiB" into bytes.
+    """Return a size such as "5GB" (decimal, as in Hugging Face's tools) or "512MiB" in bytes.
 
     Raises:
-        UnsupportedFormatError: not a size, less than one byte, or more than a file can have.
+        UnsupportedFormatError: `size` is no size, below one byte, or more than a file can have.
     """
     count = 0
     if isinstance(size, int) and not isinstance(size, bool):

@@ -46,20 +46,25 @@ BLOCK_BYTES: Final = 8 << 20
 """Maximum size of a block of a tensor, in bytes."""
 
 TENSORS_AT_ONCE: Final = 2
-"""Concurrent reads of large tensors, or groups of small ones, each in its own thread."""
+"""Number of large tensors, or groups of small ones, that are read concurrently in threads."""
 
 BLOCKS_IN_FLIGHT: Final = 1 + 2 * TENSORS_AT_ONCE
-"""Blocks in memory: one being written, and for each tensor being read one waiting and one being
-made."""
+"""Number of blocks in memory.
+
+One is written; of each tensor that is read, one waits and one is in the making.
+"""
 
 PT_METADATA: Final[Mapping[str, str]] = {"format": "pt"}
 
 _SMALL_READS: Final = 4
 _HEADER_BYTES: Final = 512
-"""Bytes per header entry, without its name, while the header is made, which copies it often."""
+"""Bytes of memory per header entry, without its name, while the header is made."""
 _READING_BYTES: Final = 192 << 20
-"""Memory of the chunks that blocks are cut from: two rows of chunks, one being read and one being
-consumed, and freed memory that decoding threads keep."""
+"""Bytes of memory for the chunks that become blocks.
+
+They are two rows of chunks, one being read and one being used, and freed memory that decoding
+threads keep.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,13 +72,13 @@ class TensorSource:
     """Tensor that is not read yet.
 
     Attributes:
-        name: its name in the file.
-        shape: its shape.
-        dtype: its dtype.
+        name: name of the tensor in the file.
+        shape: shape of the tensor.
+        dtype: dtype of the tensor.
         blocks: given a limit in bytes, yields its elements in C order as consecutive blocks of
-            `dtype`, each at most about that large. May be called from another thread, and again.
-        held_bytes: most bytes that `blocks` keeps beside the current block. If that exceeds a
-            block, no other large tensor is read at the same time.
+            `dtype`, each at most about that large. May be called from other threads, repeatedly.
+        held_bytes: most bytes of memory that `blocks` needs besides the current block. If they
+            exceed a block, no other large tensor is read at the same time.
     """
 
     name: str
@@ -84,7 +89,7 @@ class TensorSource:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor."""
+        """Size of the tensor in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -93,11 +98,13 @@ class Shard:
     """File to write.
 
     Attributes:
-        file_name: such as "model-00001-of-00003.safetensors".
+        file_name: name of the file, such as "model-00001-of-00003.safetensors".
         tensors: its tensors.
         nbytes: bytes of the tensors, without the header.
-        header: of another format, whose tensors follow in the given order. None: safetensors.
-        alignment: for another format: each tensor is padded with zeros to a multiple of this.
+        header: header of another format, whose tensors follow in the given order; None:
+            safetensors.
+        alignment: for another format: number of bytes to whose multiple each tensor is padded with
+            zeros.
     """
 
     file_name: str
@@ -112,7 +119,7 @@ class WrittenFile(NamedTuple):
 
     Attributes:
         size: bytes of the whole file.
-        read_back: as `FileWriter` has it.
+        read_back: as in `FileWriter`.
     """
 
     size: int
@@ -122,16 +129,18 @@ class WrittenFile(NamedTuple):
 def plan_shards(
     sources: Sequence[TensorSource], max_shard_size: int | str = "5GB", *, prefix: str = "model"
 ) -> list[Shard]:
-    """Distribute tensors over files, in the given order; a larger tensor gets its own file.
+    """Return the files over which tensors are distributed, in the given order.
+
+    A tensor that is larger than `max_shard_size` gets a file of its own.
 
     Args:
         sources: all tensors.
-        max_shard_size: most bytes of tensors per file, as `parse_size` takes it.
+        max_shard_size: most bytes of tensors per file, in a form that `parse_size` accepts.
         prefix: start of the file names. A single file is "<prefix>.safetensors".
 
     Raises:
-        UnsupportedLeafError: two tensors have one name, or a dtype is not in safetensors; lists
-            all of them.
+        UnsupportedLeafError: two tensors have the same name, or a dtype is not in safetensors; all
+            are listed.
         UnsupportedFormatError: `max_shard_size` is not a size.
     """
     limit = parse_size(max_shard_size)
@@ -167,7 +176,7 @@ def write_shard(
     metadata: Mapping[str, str] = PT_METADATA,
     read_back: bool = False,
 ) -> WrittenFile:
-    """Write one file.
+    """Write one file, and return its size and checksum.
 
     In a safetensors file the tensors are ordered by falling element size, which aligns each to its
     element size. The memory use is at most `peak_bytes`. On any error nothing becomes visible under
@@ -181,11 +190,11 @@ def write_shard(
             it stops the write.
         on_data: called with each part of the file just before it is written, for a checksum.
         metadata: free text for the header.
-        read_back: read what was written, see `Files.open_write`.
+        read_back: whether to read the file back, see `Files.open_write`.
 
     Raises:
         UnsupportedLeafError: a dtype is not in safetensors.
-        StorageError: a source gave other bytes than its shape and dtype announce.
+        StorageError: a source yields other bytes than its shape and dtype announce.
         StoreFullError: no space or quota left.
         StoreUnavailableError: the store gives no answer.
     """
@@ -230,7 +239,7 @@ def peak_bytes(shard: Shard) -> int:
 
 
 def index_bytes(shards: Sequence[Shard], *, metadata: Mapping[str, Any] | None = None) -> bytes:
-    """Return the index that maps tensors to files.
+    """Return the content of the index that maps tensors to files.
 
     Args:
         shards: all files.
@@ -250,7 +259,7 @@ def write_index(
 
     Args:
         files: the store's folder.
-        rel: its name, such as "model.safetensors.index.json".
+        rel: name of the index, such as "model.safetensors.index.json".
         shards: all files.
         metadata: more entries beside `total_size`.
 
@@ -307,7 +316,7 @@ def _blocks(tensors: Sequence[TensorSource], alignment: int) -> Generator[memory
 def _next_group(
     ahead: deque[tuple[ExitStack, Iterator[memoryview], bool]],
 ) -> Iterator[memoryview]:
-    """Yield all blocks of the first tensor in the queue and remove it."""
+    """Yield all blocks of the first tensor or group in the queue, and remove it."""
     began, blocks, _ = ahead[0]
     yield from blocks
     began.close()
@@ -348,7 +357,7 @@ def _checked_blocks(tensor: TensorSource) -> Iterator[memoryview]:
     """Yield the tensor's bytes, block by block.
 
     Raises:
-        StorageError: their number or dtype is not what the tensor announced.
+        StorageError: the number or dtype of the elements is not what the tensor announced.
     """
     total = 0
     for block in tensor.blocks(BLOCK_BYTES):

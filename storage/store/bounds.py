@@ -38,13 +38,13 @@ __all__ = [
 ]
 
 MAX_JSON_VALUES: Final = 4_000_000
-"""Values in one JSON, counted by commas and brackets: enough for 100,000 leaves with their axes."""
+"""Most values in one JSON, counted by commas and brackets; enough for 100,000 leaves."""
 
 MAX_FREE_JSON_BYTES: Final = 4 << 20
-"""Bytes of free-form JSON, such as a model's config: its strings and 8 for each value."""
+"""Most bytes of free-form JSON, such as a model's config: its strings, and 8 for each value."""
 
 MAX_FREE_JSON_DEPTH: Final = 64
-"""Nesting depth of free-form JSON."""
+"""Most nested levels of free-form JSON."""
 
 _KIB: Final = 1 << 10
 _MIB: Final = 1 << 20
@@ -74,7 +74,7 @@ _CONTROL_GROUPS: Final = (
         "total_inactive_file",
     ),
 )
-"""Control groups version 2 and version 1."""
+"""Files of control groups version 2, and of version 1."""
 
 
 @functools.cache
@@ -102,7 +102,7 @@ def _number(path: Path) -> int | None:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Return the second word of each line, as a number, by the first."""
+    """Return the numbers in a file with lines of a key and a number, by key."""
     lines = path.read_text().splitlines() if path.exists() else []
     return {words[0]: int(words[1]) for line in lines if len(words := line.split()) > 1}
 
@@ -111,10 +111,10 @@ class Bound(NamedTuple):
     """Upper bound on the size of objects of one kind.
 
     Attributes:
-        kind: what they are.
-        names: patterns of their names in a run; "*" matches any text without a slash.
-        max_bytes: of each.
-        why: content of the largest one that must fit.
+        kind: name of the kind.
+        names: patterns of the objects' names in a run; "*" matches any text without a slash.
+        max_bytes: most bytes of an object.
+        why: content of the largest object that must fit.
     """
 
     kind: str
@@ -168,7 +168,10 @@ BOUNDS: Final[Sequence[Bound]] = (
         "what one process wrote; readers never see it",
     ),
 )
-"""The first match counts. Docs: `docs/reference/storage/bounds.md`."""
+"""Bounds of objects, by their names; the first match counts.
+
+They are documented in `docs/reference/storage/bounds.md`.
+"""
 
 DEFAULT_BOUND: Final = Bound(
     "small object", ("*",), 1 * _MIB, "probes of a store, and what else there is"
@@ -177,7 +180,7 @@ DEFAULT_BOUND: Final = Bound(
 
 
 MIN_BOUND_BYTES: Final = min(bound.max_bytes for bound in (*BOUNDS, DEFAULT_BOUND))
-"""Size that every kind allows: no lookup of the kind is needed below it."""
+"""Size in bytes that every kind allows, so that smaller objects need no look-up of their kind."""
 
 _BY_LENGTH: Final = {
     length: [
@@ -224,7 +227,7 @@ class Oversized(bytes):
         return placeholder
 
     def error(self, path: object) -> CorruptionError:
-        """Return the error that the object at `path` is too large to be genuine."""
+        """Return the error for the object at `path`: it is too large."""
         return CorruptionError(
             f"larger than any {self.bound.kind}",
             path=path,
@@ -235,22 +238,22 @@ class Oversized(bytes):
 
 
 def check_not_oversized(data: bytes, path: object) -> None:
-    """Raise if `data` is the placeholder of an object that exceeds its bound.
+    """Raise CorruptionError if `data` is the placeholder of an object that exceeds its bound.
 
     Raises:
-        CorruptionError: it is.
+        CorruptionError: the object is too large.
     """
     if isinstance(data, Oversized):
         raise data.error(path)
 
 
 def check_json_size(data: bytes, path: object) -> None:
-    """Raise if JSON is too large to read, or has more values than `MAX_JSON_VALUES`.
+    """Raise CorruptionError if JSON is too large to read, or has too many values.
 
-    The second limit bounds memory: an empty list of two bytes takes 64.
+    `MAX_JSON_VALUES` bounds memory: an empty list of two bytes takes 64 bytes.
 
     Raises:
-        CorruptionError: one of the two.
+        CorruptionError: the JSON is too large, or has too many values.
     """
     check_not_oversized(data, path)
     count = sum(map(data.count, (b",", b"[", b"{"))) if len(data) > MAX_JSON_VALUES else 0
@@ -265,7 +268,10 @@ def check_json_size(data: bytes, path: object) -> None:
 
 
 def max_entries(most: int) -> BeforeValidator:
-    """Return a validator that refuses a larger mapping before pydantic validates its entries."""
+    """Return a validator that refuses mappings with more than `most` entries.
+
+    It runs before pydantic validates the entries.
+    """
 
     def checked(mapping: Any) -> Any:
         if isinstance(mapping, dict) and len(mapping) > most:
@@ -305,10 +311,10 @@ FreeJson = Annotated[dict[str, Any], BeforeValidator(_check_free_json)]
 
 
 def check_writable(path: str, size: int) -> None:
-    """Raise if an object of this size could not be read again.
+    """Raise UnsupportedFormatError if an object of this size could not be read again.
 
     Raises:
-        UnsupportedFormatError: it could not.
+        UnsupportedFormatError: the size exceeds the bound of the object's kind.
     """
     bound = bound_of(path)
     if bound is not DEFAULT_BOUND and size > bound.max_bytes:

@@ -14,8 +14,8 @@ finds a change within a part; this sum identifies which part it is.
     low(n) = splitmix64(n) | 1        high(n) = (2 n + 1) x 0x9E3779B97F4A7C15
 
 over the little-endian 64-bit words of the file, with zeros after its end. Every key is odd, so a
-change in one word always changes the sum; two swapped words change it but for a chance in 2**64.
-It costs a fraction of reading the bytes.
+change in one word always changes the sum; two swapped words change it but for a chance in 2**64. It
+takes a fraction of the time of reading the bytes.
 """
 
 import functools
@@ -46,8 +46,8 @@ def combine_crc32c(first: int, second: int, length: int) -> int:
 
     Args:
         first: crc32c of the first part.
-        second: crc32c of the second.
-        length: bytes of the second.
+        second: crc32c of the second part.
+        length: length of the second part in bytes.
     """
     return _times(_after(length), first) ^ second
 
@@ -96,7 +96,7 @@ class ContentSum:
         self._rest = b""
 
     def update(self, data: bytes | bytearray | memoryview | np.ndarray) -> None:
-        """Add the next bytes; pieces may have any size, whole 8-byte words are the fastest."""
+        """Add the next bytes, of any number; multiples of 8 bytes are the fastest."""
         if len(data) <= _SMALL:
             self._add_small(bytes(data))
             return

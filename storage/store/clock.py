@@ -1,4 +1,4 @@
-"""Time in stored records: RFC 3339 in UTC, from a clock that callers pass in."""
+"""Times in stored records: RFC 3339 in UTC, from a clock that callers pass."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def utc_now() -> datetime:
 
 
 def rfc3339(moment: datetime) -> str:
-    """Format `moment` as text such as "2026-11-21T10:15:30.123456Z".
+    """Return `moment` as text such as "2026-11-21T10:15:30.123456Z".
 
     Raises:
         ValueError: `moment` has no time zone.
@@ -32,7 +32,7 @@ def rfc3339(moment: datetime) -> str:
 
 
 def from_rfc3339(text: str) -> datetime:
-    """Parse a time that `rfc3339` formatted; the result is in UTC.
+    """Return the time of a text that `rfc3339` returned, in UTC.
 
     Raises:
         ValueError: `text` is no RFC 3339 moment, or has no time zone.

@@ -36,10 +36,10 @@ DEADLINE_SECONDS = 90.0
 """Seconds without an answer, retries included, after which the store counts as unavailable."""
 
 _READ_STEP_BYTES: Final = 1 << 20
-"""Bytes that count as progress: more than a lease renewal reads in the background."""
+"""Bytes whose arrival counts as progress: more than a background lease renewal reads."""
 
 _LOOKS: Final = 4
-"""Checks for arriving bytes per deadline."""
+"""Number of checks for arriving bytes within a deadline."""
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ class Progress:
         self._at = min(self._at, time.monotonic() - DEADLINE_SECONDS + seconds)
 
     def seconds_left(self, began: float = -math.inf) -> float:
-        """Return the seconds until the wait ends if nothing is answered.
+        """Return the seconds until the wait ends if there is no answer.
 
         Args:
             began: start of the wait, on the clock of `time.monotonic`.
@@ -158,8 +158,8 @@ def wait_for(future: Any, progress: Progress | None = None) -> Any:
     """Wait for a TensorStore future and return its result.
 
     Args:
-        future: of any TensorStore operation.
-        progress: of the group of calls that it belongs to; None if it is alone.
+        future: future of any TensorStore operation.
+        progress: progress of the group of calls to which it belongs; None if it is alone.
 
     Raises:
         TimeoutError: no answer came in time; the future is cancelled.
@@ -206,7 +206,8 @@ class WatchedCall(Generic[T]):
         """Wait for the call and return its result.
 
         Args:
-            progress: of the requests that the call makes; None if only its return is an answer.
+            progress: progress of the requests that the call makes; None: only its return is an
+                answer.
 
         Raises:
             StoreUnavailableError: no answer came in time; the call is abandoned.

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 PART_BYTES: Final = 32 << 20
-"""Bytes of one file that a thread reads at a time, while other threads read the next parts."""
+"""Size in bytes of a part of a file; several threads read parts of one file."""
 
 _DISK_THREADS: Final = max(2, min(4, os.cpu_count() or 1))
 _NETWORK_THREADS: Final = 8
@@ -64,7 +64,7 @@ def read_file(files: Files, name: str) -> FileChecksum:
     """Read one file completely, in the caller's thread, and return its checksums.
 
     Raises:
-        NotFoundError: it is not there.
+        NotFoundError: there is no such file.
         StoreUnavailableError: the store gives no answer.
     """
     return _Reader(files, _Meter(), on_disk=files.uri.scheme == "file").read(name, with_crc=True)
@@ -82,16 +82,16 @@ def read_files(
     """Read files completely, several at once; yield their checksums in the order of `names`.
 
     Args:
-        folder: where they lie.
-        names: paths relative to it. Largest first makes the best use of the threads.
-        threads: number of concurrent reads; None: as suits the store.
+        folder: folder of the files.
+        names: paths relative to it; largest files first makes the best use of the threads.
+        threads: number of concurrent reads; None: a number that suits the store.
         content_only: names of files that need no crc32c, which costs as much as reading them.
-        past_cache: read from the disk, not from the page cache. Other stores have no such cache.
+        past_cache: whether to read from the disk, not from the page cache; ignored in other stores.
         progress: called regularly, in the caller's thread, with the bytes read since its last call;
             an exception from it ends the reading.
 
     Raises:
-        NotFoundError: one of them is not there.
+        NotFoundError: a file does not exist.
         StoreUnavailableError: the store gives no answer.
     """
     files_to_read = list(names)
@@ -117,8 +117,8 @@ def read_files(
 def forget_cached(folder: StoreURI, names: Iterable[str]) -> None:
     """Drop files from the page cache, so that the next read comes from the disk.
 
-    Skips files that do not exist. For readers other than `read_files`. Only local disks have the
-    cache.
+    Files that do not exist are skipped. Use it before reads that do not go through `read_files`. It
+    does nothing in stores other than local disks.
     """
     if folder.scheme != "file":
         return
@@ -134,13 +134,13 @@ def read_crc32c(
     """Read one file, its parts in several threads; return the bytes read and their crc32c.
 
     Args:
-        files: the folder that it lies in.
+        files: folder of the file.
         name: path relative to it.
         size: bytes to read, from the start of the file.
         progress: as in `read_files`.
 
     Raises:
-        NotFoundError: it is not there.
+        NotFoundError: there is no such file.
         StoreUnavailableError: the store gives no answer.
     """
     on_disk = files.uri.scheme == "file"

@@ -21,7 +21,7 @@ from cairn.storage.store.uri import StoreURI, check_path
 __all__ = ["BLOCK_BYTES", "FileEntry", "FileStat", "FileUsage", "FileWriter", "Files"]
 
 BLOCK_BYTES = 8 << 20
-"""Size of the blocks that are streamed, in bytes."""
+"""Size in bytes of the blocks in which files are streamed."""
 
 T = TypeVar("T")
 
@@ -30,9 +30,9 @@ class FileStat(NamedTuple):
     """Metadata of one file.
 
     Attributes:
-        size: bytes.
-        etag: changes whenever the bytes do; None if the store has none.
-        crc32c: of the bytes, eight hexadecimal digits, if the store knows it.
+        size: size in bytes.
+        etag: text that changes whenever the bytes do; None if the store has none.
+        crc32c: crc32c of the bytes, eight hexadecimal digits; None if the store has none.
     """
 
     size: int
@@ -45,10 +45,11 @@ class FileEntry(NamedTuple):
 
     Attributes:
         name: one segment from `Files.list`; the path from the listed folder from `Files.walk`.
-        size: bytes; 0 for a folder.
+        size: size in bytes; 0 for a folder.
         is_dir: True for a folder.
-        crc32c: of the bytes, eight hexadecimal digits, if the store knows it.
-        modified_ns: when the file was modified last, if it lies on a disk.
+        crc32c: crc32c of the bytes, eight hexadecimal digits; None if the store has none.
+        modified_ns: time of the last modification, in nanoseconds since the epoch, of files on a
+            disk; else None.
     """
 
     name: str
@@ -96,7 +97,7 @@ class FileWriter(abc.ABC):
 
     @abc.abstractmethod
     def abort(self) -> None:
-        """Drop what was written, so that nothing becomes visible. Safe to call twice."""
+        """Drop the written bytes, so that the file does not become visible. Safe to call twice."""
 
     def __enter__(self) -> Self:
         return self
@@ -140,23 +141,23 @@ class Files(abc.ABC):
 
     @abc.abstractmethod
     def list(self, rel: str = "") -> builtins.list[FileEntry]:
-        """List what lies directly in the folder `rel`, by name; empty if it does not exist."""
+        """Return the entries directly in the folder `rel`, by name; empty if it does not exist."""
 
     @abc.abstractmethod
     def walk(self, rel: str = "") -> builtins.list[FileEntry]:
-        """List every file below the folder `rel`, by path; empty if it does not exist."""
+        """Return every file below the folder `rel`, by path; empty if it does not exist."""
 
     def free_bytes(self) -> int | None:
         """Return the bytes that can be written before the store is full; None if unknown."""
         return None
 
     def usage(self, rel: str = "") -> builtins.list[FileUsage]:
-        """List everything that occupies space below the folder `rel`, hidden files included."""
+        """Return every file that occupies space below the folder `rel`, hidden files included."""
         return [FileUsage(entry.name, entry.size, None) for entry in self.walk(rel)]
 
     @abc.abstractmethod
     def open_read(self, rel: str) -> BinaryIO:
-        """Open the file `rel` for reading and seeking.
+        """Return a stream of the file `rel`, for reading and seeking.
 
         Raises:
             NotFoundError: there is no such file.
@@ -164,7 +165,7 @@ class Files(abc.ABC):
 
     @abc.abstractmethod
     def read_range(self, rel: str, start: int, end: int) -> bytes:
-        """Read bytes from `start` up to, not including, `end`; fewer at the end of the file.
+        """Return the bytes from `start` up to, not including, `end`; fewer at the end of the file.
 
         Raises:
             NotFoundError: there is no such file.
@@ -182,12 +183,13 @@ class Files(abc.ABC):
 
     @abc.abstractmethod
     def open_write(self, rel: str, *, read_back: bool = False) -> FileWriter:
-        """Open a stream into the file `rel`; see `FileWriter`.
+        """Return a writer of the file `rel`; see `FileWriter`.
 
         Args:
             rel: the file.
-            read_back: on a disk, read the file back while it is written. Stores with a checksum
-                (`stat`) do not need it; on the others the caller reads the file afterwards.
+            read_back: whether to read the file back while it is written; for disks only. Stores
+                whose `stat` returns a checksum do not need it; in other stores the caller reads the
+                file afterwards.
         """
 
     @abc.abstractmethod
@@ -198,15 +200,14 @@ class Files(abc.ABC):
     def exclusive(self) -> Iterator[None]:
         """Hold this folder's lock while a set of files is written; wait for other holders.
 
-        The lock of a process that died is free. Only on a disk with locks: elsewhere there is none.
+        The lock of a process that died is free. Where there are no file locks, this does nothing.
         """
         yield
 
     def sweep(self, rel: str) -> None:
-        """Remove what killed writers left in the folder `rel` and below.
+        """Remove partial files and lock files that killed writers left below the folder `rel`.
 
-        That is partial files and lock files. On a disk without locks they stay. Object stores have
-        neither.
+        On a disk without locks they stay. Object stores have neither.
         """
         self._checked_folder(rel)
 
@@ -268,11 +269,12 @@ class Files(abc.ABC):
 
 @contextmanager
 def translated_errors(path: object, operation: Operation | None = None) -> Iterator[None]:
-    """Map any error in the body to a `StorageError` that names `path`.
+    """Map any error in the body of the context to a `StorageError` that names `path`.
 
     Args:
-        path: the object of the body.
-        operation: report the body to the listeners as one request of this kind; None: don't.
+        path: the object to which the body's requests go.
+        operation: kind of request as which the body is reported to listeners; None: it is not
+            reported.
     """
     with timed_request(operation, path) if operation else contextlib.nullcontext():
         try:
@@ -286,7 +288,7 @@ def translated_errors(path: object, operation: Operation | None = None) -> Itera
 def request(
     operation: Operation, path: object, call: Callable[..., T], *args: Any, **options: Any
 ) -> T:
-    """Run a call of fsspec's, which has no timeout of its own, with a deadline.
+    """Run a call of fsspec, which has no timeout, with a deadline, and return its result.
 
     Raises:
         StoreUnavailableError: no answer came in time.

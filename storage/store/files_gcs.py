@@ -31,7 +31,7 @@ from cairn.storage.store.requests import timed_request
 __all__ = ["GcsFiles"]
 
 _RANGE_BYTES: Final = 8 * BLOCK_BYTES
-"""Bytes per request: the answer must arrive within the deadline."""
+"""Most bytes per request, so that the answer arrives within the deadline."""
 
 
 class GcsFiles(RemoteFiles):
@@ -90,7 +90,7 @@ class GcsFiles(RemoteFiles):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _part(self, rel: str, path: str, start: int, end: int) -> bytes:
-        """Read one range with one request."""
+        """Return the bytes of one range, read with one request."""
         with translated_errors(self.uri / rel, "read"):
             try:
                 return call_with_deadline(
@@ -133,7 +133,10 @@ class GcsFiles(RemoteFiles):
     def _rewritten(
         self, source: tuple[str, str], target: tuple[str, str], query: dict[str, Any]
     ) -> dict[str, Any]:
-        """Make one rewrite request; errors stay unmapped, as either store may be at fault."""
+        """Make one rewrite request and return its answer.
+
+        Errors are not mapped, as either store may be the cause.
+        """
         answer: dict[str, Any] = self._fs.call(
             "POST",
             "b/{}/o/{}/rewriteTo/b/{}/o/{}",

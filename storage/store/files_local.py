@@ -42,8 +42,11 @@ __all__ = ["SETTLED_NANOSECONDS", "TEMPORARY_PREFIX", "LocalFiles"]
 logger = logging.getLogger(__name__)
 
 SETTLED_NANOSECONDS: Final = 2_500_000_000
-"""Minimum age of a timestamp that identifies a version: two changes within one clock tick have the
-same timestamp, and the coarsest clock in use (FAT) ticks every two seconds."""
+"""Age in nanoseconds from which a timestamp identifies a version.
+
+Two changes within one clock tick have the same timestamp, and the coarsest clock in use (FAT) ticks
+every two seconds.
+"""
 
 TEMPORARY_PREFIX = ".cairn-tmp-"
 """Prefix of files that are being written; listings hide them."""
@@ -75,9 +78,10 @@ class LocalFiles(Files):
         return sorted(entries)
 
     def etags(self, rel: str = "") -> dict[str, str | None]:
-        """Return by name a stamp of each file in a folder, which changes whenever the file does.
+        """Return name -> stamp of each file in a folder; a stamp changes whenever the file does.
 
-        Reads no file. None for a file that changed too recently for its timestamp to be reliable.
+        No file is read. The stamp is None if the file changed too recently for a reliable
+        timestamp.
         """
         newest = time.time_ns() - SETTLED_NANOSECONDS
         etags: dict[str, str | None] = {}
@@ -320,7 +324,7 @@ def _entry(item: os.DirEntry[str]) -> FileEntry | None:
 
 
 def _locked_folder(folder: str) -> int:
-    """Create the folder if needed and lock it, where locks exist; return the descriptor."""
+    """Lock a folder, created if needed, where locks exist; return its descriptor."""
     while True:
         forget_missing(folder)
         os.makedirs(folder, exist_ok=True)

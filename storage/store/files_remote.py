@@ -25,7 +25,7 @@ from cairn.storage.store.uri import StoreURI, check_path
 __all__ = ["RemoteFiles", "UploadWriter"]
 
 _DISCARD_SECONDS = 5.0
-"""Seconds to try to cancel an upload in the store."""
+"""Most seconds to try to cancel an upload in the store."""
 
 _PROTOCOLS = {"s3": "s3", "memory": "memory"}
 

@@ -25,7 +25,7 @@ def filesystem(uri: StoreURI) -> Any:
     """Return gcsfs's file system for the bucket of `uri`, one per endpoint and process.
 
     Raises:
-        StoreUnavailableError: no credentials, or no way to connect.
+        StoreUnavailableError: there are no credentials, or the store can't be reached.
     """
     emulator = os.environ.get("STORAGE_EMULATOR_HOST") or None
     if emulator and "://" not in emulator:
@@ -57,8 +57,8 @@ def _connected(emulator: str | None) -> Any:
 def set_etils_timeouts() -> None:
     """Set timeouts on the requests that Orbax makes through etils, whose file system has none.
 
-    Saves don't rely on this: they have deadlines of their own. It frees the blocked threads, if
-    late: etils may also read large files of unknown duration, so only silence is limited.
+    Saves have their own deadlines; this only ends blocked threads later. The timeouts limit the
+    time without any answer, since etils may also read large files of unknown duration.
     """
     import aiohttp
     import fsspec
@@ -74,9 +74,9 @@ def list_pages(uri: StoreURI, prefix: str, **options: str) -> Iterator[dict[str,
     """Yield the pages of a listing: `items` (name, size, crc32c, generation) and `prefixes`.
 
     Args:
-        uri: a folder in the bucket; gives the bucket's name and the error's path.
+        uri: a folder in the bucket, for the bucket's name and for errors.
         prefix: prefix of the objects' full names in the bucket.
-        options: of the request, such as `delimiter`.
+        options: parameters of the request, such as `delimiter`.
 
     Raises:
         StoreUnavailableError: the store gives no answer, or refuses.

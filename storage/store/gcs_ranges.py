@@ -28,7 +28,7 @@ _TIMEOUT_SECONDS: Final = 20.0
 """Socket timeout; after it the caller falls back to TensorStore, which has its own deadline."""
 
 _MAX_FAILURES: Final = 8
-"""Failures of any kind after which this path is not used any more."""
+"""Number of failures after which this path is not used any more."""
 
 
 class RangeStream:
@@ -101,11 +101,11 @@ class GcsRanges:
         return RangeStream(self, connection, answer)
 
     def count_failure(self) -> None:
-        """Count a failure."""
+        """Count a failure; after `_MAX_FAILURES`, `open` returns None."""
         self._failures += 1
 
     def put_back(self, connection: Any, *, whole: bool) -> None:
-        """Keep a connection for the next request, if its answer was read completely."""
+        """Keep a connection for the next request if its answer was read; else close it."""
         if not whole:
             connection.close()
             return

@@ -282,7 +282,10 @@ class ObjectStore:
             yield window
 
     def _size(self, name: str) -> int:
-        """Return an object's bytes: from the disk, or a bucket's last listing if large; else 0."""
+        """Return an object's size in bytes; 0 if unknown.
+
+        It is known on a disk, and in a bucket for large objects of the last listing.
+        """
         if self._folder is None:
             return self._sizes.get(name, 0)
         try:
@@ -299,9 +302,9 @@ class ObjectStore:
         read; the size decides before.
 
         Args:
-            name: of the object.
-            size: its bytes, as far as known.
-            cached_generation: generation whose value the caller already has.
+            name: name of the object.
+            size: its size in bytes; 0 if unknown.
+            cached_generation: generation whose value the caller already has; None: none.
         """
         if size > bounds.MIN_BOUND_BYTES:
             bound = bound_of(name)
@@ -339,12 +342,12 @@ class ObjectStore:
         TensorStore itself would follow a link in place of its lock file.
 
         Args:
-            name: of the object.
+            name: name of the object.
             value: its new bytes; None deletes it.
             condition: the generation that it must have; None: any.
 
         Returns:
-            The new generation; empty if it had another one, or there was nothing to delete.
+            The new generation; empty if the object had another one, or there was nothing to delete.
         """
         assert self._folder is not None
         folder, last = os.path.split(self._folder + name)
@@ -382,8 +385,8 @@ class ObjectStore:
     def _is_larger(self, name: str, size: int) -> bool:
         """Return True if an object is larger than `size`.
 
-        On a disk the file that was opened cannot shrink, so it is. In a bucket the object may have
-        been replaced since its size was read.
+        On a disk this is always so, since the opened file can't shrink. In a bucket the object may
+        have been replaced since its size was read.
         """
         if self._folder is not None:
             return True
@@ -392,7 +395,7 @@ class ObjectStore:
             return bool(self._wait("read", beyond, name).state == "value")
         except StoreUnavailableError:
             raise
-        except StorageError:  # the range lies beyond its end
+        except StorageError:  # the range is beyond its end
             self._sizes.pop(name, None)
             return False
 
@@ -438,7 +441,7 @@ class ObjectStore:
         An LRU cache keeps results by generation: an unchanged object is neither transferred nor
         parsed again. Pass the same function each time, and let it return something small. Errors
         that `parse` returns are not cached: the read may have been truncated. An object that may
-        not be opened gets its error as the result; the others are read all the same.
+        not be opened has its error as the result; other objects are still read.
         """
         results: dict[str, T | CorruptionError] = {}
         names = [check_path(key, within=self.uri) for key in keys]
@@ -484,9 +487,10 @@ class ObjectStore:
         return self._put(key, value, None)
 
     def start_write(self, key: str, value: bytes | bytearray) -> Callable[[], bytes]:
-        """Begin to `write`; return a function that waits for it. `value` is copied at once.
+        """Begin to `write`; return a function that waits for it and returns the new generation.
 
-        Not for disk files whose writer may have been killed: it does not remove stale locks.
+        `value` is copied at once. Stale locks of killed writers are not removed, so do not use this
+        for disk files whose earlier writer may have been killed.
 
         Raises:
             StoreFullError: from the returned function: no space or quota left.
@@ -511,13 +515,14 @@ class ObjectStore:
         Args:
             key: the object's name.
             value: its new bytes.
-            generation: the generation last seen; None: there must be none.
+            generation: the generation that the caller last read; None: the object must not exist.
             same_is_success: treat finding exactly `value` there as success. Over a network, a
                 retried write whose first answer was lost fails against its own result. Set this
                 where the bytes are unique to this call, or equal bytes are as good.
 
         Raises:
-            PreconditionFailedError: it changed; `current` is a `Versioned`, or None if absent.
+            PreconditionFailedError: the object changed; `current` is a `Versioned`, or None if
+                absent.
             StoreFullError: no space or quota left.
             UnsupportedFormatError: it exceeds the bound of its kind.
         """
@@ -538,15 +543,15 @@ class ObjectStore:
         return not self._put(key, value, condition)
 
     def refuses_deletion(self, key: str, *, generation: bytes) -> bool:
-        """Delete as `delete_if` does; return True if refused, or if it is absent."""
+        """Delete as `delete_if` does; return True if the store refuses or the object is absent."""
         return not self._delete(self._checked(key), generation)()
 
     def _put(self, key: str, value: bytes, condition: bytes | None) -> bytes:
-        """Write if the generation is `condition`; return the new one, empty if it differs.
+        """Write if the generation is `condition`; return the new generation, empty if it differs.
 
-        On a disk it removes the lock file of a killed writer first. If another writer is killed
-        between that and our write, our value gets a foreign tail: reading it back shows that, and
-        we write again.
+        On a disk, the lock file of a killed writer is removed first. If another writer is killed
+        between that and our write, our value ends with bytes of the other one: the value is
+        therefore read back, and written again if it is wrong.
         """
         check_writable(self._checked(key), len(value))
         if self.uri.scheme != "file":
@@ -619,7 +624,7 @@ class ObjectStore:
         before its own fsync. Does nothing on other stores, where a visible change is durable.
 
         Args:
-            name: of an object, whose folder is synced; or of a folder, with "/" at its end.
+            name: name of an object, whose folder is synced; or of a folder, with "/" at its end.
 
         Raises:
             StorageError: the disk failed.
@@ -672,7 +677,7 @@ class ObjectStore:
         """Remove `key` if its generation is unchanged, or if it is already absent.
 
         Raises:
-            PreconditionFailedError: it changed; `current` is a `Versioned`.
+            PreconditionFailedError: the object changed; `current` is a `Versioned`.
         """
         if not self._delete(self._checked(key), generation)():
             current = self.read(key)
@@ -697,7 +702,7 @@ class ObjectStore:
         return sorted(name for name in names if not name.endswith(LOCK_SUFFIX))
 
     def _listed(self, prefix: str) -> builtins.list[str]:
-        """List a bucket without TensorStore, which takes a refused listing for a complete one."""
+        """Return a bucket's keys without TensorStore, which treats refused listings as complete."""
         _range(prefix)  # raises if it is no relative prefix
         root = f"{self.uri.path}/" if self.uri.path else ""
         return sorted(
@@ -732,8 +737,8 @@ class ObjectStore:
             prefix: the folder; the names are full keys, which start with it.
 
         Returns:
-            By name the stamp; None if the store has none, or the object changed too recently for
-            its time to be reliable.
+            Key -> stamp; None if the store has none, or if the object changed too recently for a
+            reliable timestamp.
         """
         folder = f"{prefix.removesuffix('/')}/"
         if self.uri.scheme == "file":

@@ -12,11 +12,11 @@ __all__ = ["open_files"]
 
 
 def open_files(uri: StoreURI | str | os.PathLike[str]) -> Files:
-    """Open the files of the folder `uri`, which need not exist.
+    """Return the files of the folder `uri`, which need not exist.
 
     Raises:
         InvalidURIError: `uri` is malformed.
-        StoreUnavailableError: the package that speaks to this store is missing.
+        StoreUnavailableError: the Python package for this store is not installed.
     """
     parsed = parse_uri(uri)
     match parsed.scheme:

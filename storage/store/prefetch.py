@@ -34,13 +34,13 @@ class _Channel(Generic[T]):
             return not self._abandoned
 
     def end(self, error: BaseException | None = None) -> None:
-        """Mark the end; the consumer gets `error` after the last item."""
+        """Mark the end; after the last item, `error` is raised for the consumer."""
         with self._changed:
             self._ended, self._error = True, error
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Drop all items: the consumer has left."""
+        """Drop all items, and refuse further ones: the consumer has left."""
         with self._changed:
             self._abandoned = True
             self._items.clear()

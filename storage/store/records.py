@@ -13,7 +13,7 @@ from cairn.storage.errors import CorruptionError, UnsupportedFormatError
 from cairn.storage.store.bounds import check_json_size, free_json_context
 
 _CHECKSUM = re.compile(rb'"checksum":"(sha256:[0-9a-f]{64})",')
-"""The key in canonical JSON. It can't match inside a string, where quotation marks are escaped."""
+"""Pattern of the checksum's key and value in canonical JSON; it never matches inside a string."""
 
 _TOO_LONG = {"too_long", "string_too_long"}
 """Pydantic's error types for too many entries or characters."""
@@ -34,11 +34,11 @@ __all__ = [
 
 
 class RecordLocation(NamedTuple):
-    """Run and key that a record belongs to.
+    """Place of a record: its run and its name.
 
     Attributes:
-        run: id of its run; None: not known.
-        key: its name in the run.
+        run: id of its run; None: unknown.
+        key: name of the record in the run.
     """
 
     run: str | None
@@ -46,7 +46,7 @@ class RecordLocation(NamedTuple):
 
 
 def canonical_json(value: Any, *, path: object = "") -> bytes:
-    """Encode `value` as UTF-8 JSON with sorted keys and no spaces: equal values, equal bytes.
+    """Return `value` as UTF-8 JSON with sorted keys and no spaces; equal values give equal bytes.
 
     Raises:
         UnsupportedFormatError: `value` is not JSON (NaN and infinities are not).
@@ -72,7 +72,7 @@ def sha256_of(data: bytes) -> str:
 
 
 def load_json(data: bytes, *, path: object) -> dict[str, Any]:
-    """Parse the JSON object in `data`.
+    """Return the parsed JSON object in `data`.
 
     Raises:
         CorruptionError: `data` is larger, or has more values, than a record may.
@@ -103,7 +103,7 @@ def load_json(data: bytes, *, path: object) -> dict[str, Any]:
 
 
 def _memory_for(data: bytes) -> contextlib.AbstractContextManager[object]:
-    """Return a lock for large records: parsing one takes many times its bytes of memory."""
+    """Return a lock for large records, whose parsing takes many times their size in memory."""
     return _large if len(data) > _LARGE_BYTES else contextlib.nullcontext()
 
 
@@ -144,11 +144,11 @@ class Record(BaseModel):
 
     @property
     def location(self) -> RecordLocation | None:
-        """Place that the record belongs to; None if it belongs to no run, or is not placed yet."""
+        """Place of the record; None if it belongs to no run, or has no place yet."""
         return self._location
 
     def with_location(self, location: RecordLocation) -> Self:
-        """Return a copy of this record that belongs to `location`."""
+        """Return a copy of this record with the place `location`."""
         copy = self.model_copy()
         copy._location = location
         return copy
@@ -170,15 +170,16 @@ class Record(BaseModel):
 
     @classmethod
     def parse(cls, data: bytes, path: object, location: RecordLocation | None = None) -> Self:
-        """Parse what `to_bytes` wrote.
+        """Return the record whose `to_bytes` returned `data`.
 
         Args:
             data: the stored bytes.
-            path: where they were read, for the error.
-            location: the location that was read; a record that names another one is refused.
+            path: the object, for errors.
+            location: the place that was read; a record that names another one is refused. None:
+                any.
 
         Raises:
-            UnsupportedFormatError: another format, another version, or fields that don't fit.
+            UnsupportedFormatError: the format, the version or some fields are not this class's.
             CorruptionError: the bytes are not what was written, are absent, or exceed their bound.
         """
         with _memory_for(data):
@@ -217,10 +218,12 @@ class Record(BaseModel):
     def body(
         cls, data: bytes, path: object, location: RecordLocation | None = None
     ) -> dict[str, Any]:
-        """Return the fields in `data`; checks format, version, checksum and location, but no field.
+        """Return the fields in `data`, unvalidated.
+
+        Format, version, checksum and location are checked.
 
         Raises:
-            UnsupportedFormatError: no JSON, another format, or another version.
+            UnsupportedFormatError: `data` is no JSON, or has another format or version.
             CorruptionError: the bytes are not what was written, or are absent.
         """
         with _memory_for(data):

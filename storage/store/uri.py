@@ -1,4 +1,4 @@
-"""Store URIs: parsing, joining, and refusing everything that could lead elsewhere.
+"""Store URIs: parsing, joining, and refusal of everything that could lead elsewhere.
 
 Allowed are gs://bucket/path, s3://bucket/path, file:///path, memory://path and plain paths. This
 module is the one place that refuses what other layers would interpret: fsspec chains (`a::b`),
@@ -185,10 +185,11 @@ def check_path(relative: str, *, within: object) -> str:
 
 
 def parse_uri(text: StoreURI | str | os.PathLike[str]) -> StoreURI:
-    """Parse a store URI; a plain path becomes absolute.
+    """Return the parsed store URI; a plain path becomes absolute.
 
     Raises:
-        InvalidURIError: a foreign scheme, a bad bucket name, "..", or a forbidden character.
+        InvalidURIError: `text` has a foreign scheme, a bad bucket name, "..", or a forbidden
+            character.
     """
     if isinstance(text, StoreURI):
         return text
@@ -220,7 +221,7 @@ def parse_uri(text: StoreURI | str | os.PathLike[str]) -> StoreURI:
 
 
 def _parse_plain(plain: str) -> StoreURI:
-    """Parse a path without a scheme: allows "." segments, refuses ".." and "~"."""
+    """Return the URI of a path without a scheme; "." segments are allowed, ".." and "~" are not."""
     if plain.startswith("~") or ".." in PurePosixPath(plain).parts:
         raise InvalidURIError(
             "invalid path",
@@ -260,7 +261,7 @@ def check_name(segment: str) -> str:
     """Return `segment` if it is a plain name; for untrusted input.
 
     Raises:
-        InvalidURIError: it is not.
+        InvalidURIError: `segment` is no plain name.
     """
     if not _NAME.fullmatch(segment):
         raise InvalidURIError(

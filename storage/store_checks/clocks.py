@@ -1,4 +1,4 @@
-"""Offset between this host's clock and the store's, which stands for other writers' clocks."""
+"""Offset between this host's clock and the store's, an estimate for other writers' clocks."""
 
 import os
 import secrets
@@ -13,7 +13,7 @@ from cairn.storage.store_checks.record import probe_name
 __all__ = ["seconds_ahead"]
 
 _TOLD_EACH: Final = 1.0
-"""Seconds of precision of a bucket's time."""
+"""Precision of a bucket's time in seconds."""
 
 
 def seconds_ahead(folder: StoreURI, *, clock: Clock = utc_now) -> float | None:
@@ -23,14 +23,14 @@ def seconds_ahead(folder: StoreURI, *, clock: Clock = utc_now) -> float | None:
     folder: a network disk stamps it with its own host's time.
 
     Args:
-        folder: of the store; on a disk it must exist.
+        folder: a folder of the store; on a disk it must exist.
         clock: this host's clock.
 
     Returns:
         Seconds, negative if behind; None if the store has no clock.
 
     Raises:
-        StorageError: it gives no answer, or can't be written.
+        StorageError: the store gives no answer, or can't be written.
     """
     before = clock().timestamp()
     match folder.scheme:

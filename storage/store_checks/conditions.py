@@ -29,9 +29,9 @@ class Conditions:
 
         Args:
             objects: the store.
-            created: name of an object that nobody else uses.
-            replaced: name of a second one.
-            kept: name of a third one.
+            created: name of an object that only this check uses.
+            replaced: name of a second such object.
+            kept: name of a third such object.
         """
         self._objects = objects
         self._created, self._replaced, self._kept = created, replaced, kept
@@ -101,8 +101,8 @@ class Conditions:
     def end(self, problems: list[str]) -> list[str]:
         """Remove the objects; return the problems that this shows.
 
-        The deletion has the condition that the last value is there: it fails if the store refused a
-        write and made it all the same.
+        The deletion requires the last value: it fails if the store reported a write as refused but
+        made it.
 
         Args:
             problems: problems so far.

@@ -25,8 +25,8 @@ def disk_problems(folder: str, mount: Mount | None) -> list[str]:
     """Return the problems of a file system, one line each.
 
     Args:
-        folder: an empty folder that nobody else uses.
-        mount: its mount, if known.
+        folder: an empty folder that only this check uses.
+        mount: mount of the folder; None if unknown.
 
     Raises:
         OSError: the disk failed, or has no room.
@@ -67,7 +67,10 @@ def _renames(folder: str) -> str:
 
 
 def _hard_links(folder: str, mount: Mount | None) -> str:
-    """Test hard links: having none is fine, as files are copied then, having wrong ones is not."""
+    """Return the problem with hard links, or "".
+
+    A file system without hard links is no problem, as files are then copied.
+    """
     file, link = os.path.join(folder, "file"), os.path.join(folder, "link")
     _write(file, b"kept")
     try:
@@ -117,7 +120,7 @@ def _locks(folder: str) -> str:
 
 
 def _lock(descriptor: int) -> None:
-    """Lock as TensorStore does: for the open file, where that exists, not for the process."""
+    """Lock a file as TensorStore does: where possible for the open file, not for the process."""
     if sys.platform == "linux":
         whole_file = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         try:

@@ -30,10 +30,10 @@ class Mount:
     """Mounted file system.
 
     Attributes:
-        point: absolute path of where it is mounted.
+        point: absolute path at which it is mounted.
         kind: file system type, such as "ext4", "nfs4" or "fuse.gcsfuse".
-        source: what is mounted, as the kernel names it; for gcsfuse the bucket.
-        options: of the mount and of the file system.
+        source: the kernel's name of what is mounted; for gcsfuse the bucket.
+        options: options of the mount and of the file system.
     """
 
     point: str
@@ -48,7 +48,7 @@ class Mount:
 
     @property
     def local_locks(self) -> list[str]:
-        """Options, if any, that make its locks invisible to other hosts."""
+        """Options that make its locks invisible to other hosts; empty if there are none."""
         return sorted(self.options & _LOCKS_OF_ONE_HOST.get(self.kind, set()))
 
 
@@ -77,7 +77,7 @@ def mount_of(path: str) -> Mount | None:
 
 
 def _unescape(text: str) -> str:
-    """Decode a field of mountinfo, which escapes blanks and backslashes as octal digits."""
+    """Return a decoded field of mountinfo, which escapes blanks and backslashes as octal digits."""
     return _ESCAPE.sub(lambda match: chr(int(match.group(1), 8)), text)
 
 

@@ -1,11 +1,12 @@
 """Probe of a store, once per root, for what the run protocol requires.
 
 A store that ignores a condition loses steps silently: two writers both succeed in taking the run.
-So the probe runs beside every attempt to take a lease, and the writer promises nothing before its
-answer. The root stores a good answer; a bad one is not stored, as a store can be repaired.
+So the probe runs beside every attempt to take a lease, and the writer reports nothing as durable
+before its answer. A good answer is stored in the root; a bad one is not, as a store can be
+repaired.
 
-    a root that remembers    1 request of each process that writes
-    one that does not        15, once: the record, 12 to probe, a listing of leftovers, the record
+    a root with a record     1 request of each process that writes a root without           15,
+    once: the record, 12 to probe, a listing of leftovers, the record
 
 The 12 requests to probe take three rounds, the last of them concurrent with the start of the
 attempt. The attempt waits for what its own start requires, and its first promise for the rest. The
@@ -49,14 +50,14 @@ __all__ = ["CachedRecord", "Probe", "begin_probe", "probe_now", "read_cached_rec
 _CHECKS: Final = ("create if absent", "replace if unchanged", "delete if unchanged")
 _DISK_CHECKS: Final = ("exclusive creation", "rename", "hard link", "lock", "mount")
 _LEFTOVER_SECONDS: Final = 3600
-"""Age after which a probe has ended or was killed, with room for clocks that differ."""
+"""Age in seconds after which a probe has ended or was killed; clocks may differ a little."""
 
 _EXIT_SECONDS: Final = 5.0
-"""Seconds that a process waits for probes at exit: a thread must not be cut off within a call."""
+"""Seconds that a process waits for probes at exit, so that no thread is stopped within a call."""
 
 
 class _ProbeFuture(Future[None]):
-    """Future of a probe, done once the root has stored the answer.
+    """Future of a probe, done once the answer is stored in the root.
 
     Attributes:
         creates: done once it is known that only one writer can create an object.
@@ -102,11 +103,11 @@ class Probe:
         self._wait(self._answer.creates)
 
     def ensure_passed(self) -> None:
-        """Wait for the answer; call it before the first promise to anybody.
+        """Wait for the answer. Call this before the first result is reported as durable.
 
         Raises:
             StoreCheckError: the store does not do what runs require.
-            StorageError: it gives no answer, or none within the caller's deadline.
+            StorageError: the store gives no answer, or none within the caller's deadline.
         """
         self._wait(self._answer.conditions)
 
@@ -136,13 +137,13 @@ _lock = threading.Lock()
 
 
 class CachedRecord(NamedTuple):
-    """Record of an earlier probe in a run's root, as stored; None: there is none."""
+    """Stored record of an earlier probe in a run's root; None: there is none."""
 
     stored: Versioned | None
 
 
 def read_cached_record(run: StoreURI) -> CachedRecord | None:
-    """Read the record in a run's root; None if this process has probed, or the read fails.
+    """Return the record in a run's root; None if this process has probed it, or the read fails.
 
     Args:
         run: the run's folder.
@@ -161,7 +162,7 @@ def begin_probe(run: StoreURI, recalled: CachedRecord | None = None) -> Probe:
 
     Args:
         run: the run's folder, which is about to be written.
-        recalled: the root's record, if the caller has just read it.
+        recalled: the root's record that the caller has just read; None: it is read here.
     """
     root = _root(run)
     key = _key(root)
@@ -185,7 +186,7 @@ def _failed(part: Future[None]) -> bool:
 
 
 def _forget_answers() -> None:
-    """Forget all probes in a forked child, which has none of their threads."""
+    """Forget all probes in a forked child, which has none of the threads."""
     global _lock
     _lock = threading.Lock()
     _answers.clear()
@@ -234,12 +235,12 @@ def _probe(folder: StoreURI, answer: _ProbeFuture, recalled: CachedRecord | None
 
     Args:
         folder: a root, or a run.
-        answer: gets the partial answers on the way.
-        recalled: the record in `folder`, if the caller has just read it.
+        answer: future whose parts are resolved meanwhile.
+        recalled: the record in `folder` that the caller has just read; None: it is read here.
 
     Raises:
-        StoreCheckError: the answer is bad.
-        StorageError: there is none, or it can't be stored here.
+        StoreCheckError: the store does not do what runs require.
+        StorageError: there is no answer, or it can't be stored in `folder`.
     """
     mount = mount_of(folder.local_path) if folder.scheme == "file" else None
     if mount is not None and (problems := mount_problems(mount)):
@@ -268,11 +269,11 @@ def probe_now(folder: StoreURI) -> None:
     """Probe a store without reading or storing a record; for diagnosis.
 
     Args:
-        folder: of the store; on a disk it must exist.
+        folder: a folder of the store; on a disk it must exist.
 
     Raises:
         StoreCheckError: the store does not do what runs require.
-        StorageError: it gives no answer, or can't be written.
+        StorageError: the store gives no answer, or can't be written.
     """
     mount = mount_of(folder.local_path) if folder.scheme == "file" else None
     if mount is not None and (problems := mount_problems(mount)):

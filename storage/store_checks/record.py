@@ -1,4 +1,4 @@
-"""Record of a good probe in a root, with the identity of the store: a copy elsewhere is void."""
+"""Record of a good probe in a root, with the store's identity, so that a copy is not valid."""
 
 import os
 import re
@@ -18,12 +18,12 @@ _PROBE: Final = re.compile(r"\.cairn-probe-([0-9]{1,12})-[0-9a-f]{16}")
 
 
 class StoreRecord(Record):
-    """Record that a store was found sound.
+    """Record that a store passed its probe.
 
     Attributes:
         at: time of the probe, RFC 3339 in UTC.
-        cairn: version that probed.
-        checked: what it checked.
+        cairn: version of Cairn that probed.
+        checked: names of the checks.
         store: identity of the store; see `identity`.
     """
 
@@ -66,7 +66,7 @@ def probe_name(seconds: int, token: str) -> str:
 
 
 def probed_at(name: str) -> int | None:
-    """Return the start of the probe that used this name, in seconds since 1970; None: no probe."""
+    """Return the start of the probe that used this name, in seconds since 1970; else None."""
     match = _PROBE.fullmatch(name)
     return int(match.group(1)) if match else None
 

@@ -54,7 +54,7 @@ def with_confinement(folder: StoreURI, sources: Iterable[StoreURI] = ()) -> Stor
 def safe_join(root: StoreURI, *segments: str) -> StoreURI:
     """Return the child of `root` at untrusted `segments`; paths below may not lead out of it.
 
-    The files of its imported steps may lie anywhere in `root`, and in the sources of `root`.
+    The files of a run's imported steps may be anywhere in `root`, and in the sources of `root`.
 
     Raises:
         InvalidURIError: a segment is not a plain name.
@@ -77,12 +77,11 @@ def source_folder(uri: StoreURI, source: str) -> StoreURI:
 
     Args:
         uri: the run or the step.
-        source: folder that its manifest names.
+        source: the folder that the step's manifest names.
 
     Raises:
-        SourceRefusedError: it lies neither in the root of the run nor in a folder that an
-            administrator of the server allows.
-        InvalidURIError: it is no address.
+        SourceRefusedError: the folder is neither in the root of the run nor in a folder that an administrator of the server allows.
+        InvalidURIError: `source` is no address.
     """
     folder = parse_uri(source)
     if uri.confinement is None:
@@ -119,10 +118,10 @@ def _starts_within(prefix: str, scheme: str, folders: Iterable[StoreURI]) -> boo
 
 
 def check_below(uri: StoreURI, path: str) -> None:
-    """Refuse a disk path that may not be opened.
+    """Raise ConfinementError if a disk path may not be opened.
 
     Args:
-        uri: the folder that it was requested in.
+        uri: the folder in which it was requested.
         path: the absolute path, which need not exist.
 
     Raises:
@@ -147,16 +146,16 @@ class PathHandle:
     Elsewhere, and on systems without such paths, it is the name itself.
 
     Attributes:
-        path: for any system call, until `close`.
+        path: path for any system call, valid until `close`.
     """
 
     def __init__(self, uri: StoreURI, path: str, flags: int = 0) -> None:
         """Open and check a path.
 
         Args:
-            uri: the folder that it was requested in.
+            uri: the folder in which it was requested.
             path: the absolute path.
-            flags: further ones for `os.open`.
+            flags: further flags for `os.open`.
 
         Raises:
             FileNotFoundError, NotADirectoryError: it does not exist.
@@ -244,11 +243,13 @@ def open_below(uri: StoreURI, rel: str) -> int:
 
 
 def check_tree(uri: StoreURI) -> None:
-    """Check all of a disk folder, for libraries that open its files themselves (TensorStore).
+    """Raise ConfinementError if anything in a disk folder may not be opened.
+
+    It is for libraries that open files themselves (TensorStore).
 
     Raises:
-        ConfinementError: a link in it leads out of its confinement, or to a folder; or it holds
-            something that is neither a file nor a folder.
+        ConfinementError: a link in the folder leads out of its confinement, or to a folder; or
+            something in it is neither a file nor a folder.
     """
     if uri.confinement is None or uri.scheme != "file":
         return
@@ -269,12 +270,12 @@ def check_tree(uri: StoreURI) -> None:
 
 
 def _allowed_prefix(uri: StoreURI) -> str:
-    """Return the address that everything opened in a folder has to lie in."""
+    """Return the address in which everything that is opened in a folder must be."""
     return real_prefix(uri) if uri.confinement is None else uri.confinement.real_prefix
 
 
 def _check_kind(path: str) -> None:
-    """Refuse named pipes, sockets and devices: opening one may block forever."""
+    """Raise ConfinementError for pipes, sockets and devices: opening one may block forever."""
     try:
         mode = os.stat(path).st_mode
     except OSError as exc:

@@ -41,7 +41,7 @@ DIRECT_IO: Final = "CAIRN_DIRECT_IO"
 """Environment variable; "0" disables direct I/O."""
 
 BUFFER_BYTES: Final = (4 << 20) + (64 << 10)
-"""Size of an I/O buffer; each thread uses one.
+"""Size of an I/O buffer in bytes; each thread uses one.
 
 A chunk of 4 MiB with its checksum fits, together with the rest of the block before it. Small enough
 that the checksum finds the bytes in the processor's cache; large enough that threads seldom wait
@@ -49,26 +49,26 @@ for one whose crc32c holds the GIL.
 """
 
 DISK_ALIGNMENT: Final = 4096
-"""Alignment of offsets, lengths and memory of direct I/O."""
+"""Alignment in bytes of offsets, lengths and memory for direct I/O."""
 
 _DIRECT_BYTES: Final = 1 << 20
-"""Smaller reads use the page cache: the next read is often soon and nearby."""
+"""Size in bytes below which reads use the page cache: the next read is often soon and nearby."""
 
 _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 _RWF_NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
 _LARGE_PAGE: Final = 2 << 20
 _MADV_POPULATE_WRITE: Final = 23
-"""Since Linux 5.14; Python has no name for it."""
+"""Constant of Linux since 5.14, which Python lacks."""
 
 _MAX_BUFFERS: Final = 1024
-"""Buffers per `preadv` call: Linux's IOV_MAX."""
+"""Most buffers per `preadv` call: Linux's IOV_MAX."""
 
 _CACHED_BYTES: Final = 256 << 10
 """Bytes per write to the page cache, as in `cp`. For larger writes Linux takes larger pages, from
 memory that was free for long, which a virtual machine may first have to get back from its host."""
 
 _free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
-"""Free buffers; never shrinks below the peak number in use."""
+"""Free buffers, for reuse; they are never released."""
 
 
 def _forget_buffers() -> None:
@@ -82,7 +82,7 @@ os.register_at_fork(after_in_child=_forget_buffers)
 
 @contextlib.contextmanager
 def aligned_buffer() -> Iterator[memoryview]:
-    """Lend `BUFFER_BYTES` of aligned memory with arbitrary contents."""
+    """Yield `BUFFER_BYTES` of aligned memory with arbitrary contents, for the context."""
     try:
         memory = _free.get_nowait()
     except queue.Empty:
@@ -123,9 +123,9 @@ def read_into(descriptor: int, buffers: Sequence[memoryview | bytearray], offset
     Cached bytes come from the page cache. Large reads of other bytes use direct I/O.
 
     Args:
-        descriptor: of the file; no other thread may use it meanwhile.
-        buffers: where the bytes go.
-        offset: of the first byte.
+        descriptor: descriptor of the file; no other thread may use it meanwhile.
+        buffers: memory to fill.
+        offset: offset of the first byte.
 
     Returns:
         The number of bytes read: less than the buffers hold if the file ends before.
@@ -133,7 +133,7 @@ def read_into(descriptor: int, buffers: Sequence[memoryview | bytearray], offset
     left = [memoryview(buffer).cast("B") for buffer in buffers]
     size = sum(map(len, left))
     for buffer in left:
-        if len(buffer) >= _DIRECT_BYTES:  # of less the call costs as much as it saves
+        if len(buffer) >= _DIRECT_BYTES:  # for less, the call costs as much as it saves
             _map_pages(buffer)
     count = _past_cache(
         descriptor, offset, size, lambda: _read_direct(descriptor, left, offset, size)
@@ -148,9 +148,9 @@ def read_blocks(descriptor: int, start: int, end: int) -> Iterator[memoryview]:
     until the next block is requested.
 
     Args:
-        descriptor: of the file; no other thread may use it meanwhile.
-        start: of the first byte.
-        end: just after the last one.
+        descriptor: descriptor of the file; no other thread may use it meanwhile.
+        start: offset of the first byte.
+        end: offset just after the last byte.
     """
     with aligned_buffer() as memory:
         while start < end and (block := _block(descriptor, memory, start, end)):
@@ -257,7 +257,7 @@ def _read_direct(descriptor: int, left: list[memoryview], offset: int, size: int
 
 
 def _map_pages(memory: memoryview) -> None:
-    """Have the kernel map the pages of fresh memory in one call.
+    """Have the kernel map the pages of new memory in one call.
 
     Otherwise each page of 4 KiB is a fault of its own, whose entry and exit cost a virtual machine
     more than the mapping: an eighth of the processor time of a restore. Does nothing where the
@@ -298,7 +298,7 @@ def _has(descriptor: int, offset: int) -> bool:
 
 
 def _aligned_memory() -> memoryview:
-    """Allocate a buffer of huge pages if possible: the disk then gets larger requests.
+    """Return a new buffer, of huge pages if possible: the disk then gets larger requests.
 
     A forked child does not inherit it.
     """

@@ -28,13 +28,13 @@ _BUFFERS: Final = 3
 """Buffers per file: one being filled, one being written, one waiting."""
 
 _READ_BACK_AT_ONCE: Final = 2
-"""Buffers that are read back at once, while others are written."""
+"""Number of buffers that are read back at the same time, while others are written."""
 
 _SMALL_BYTES: Final = 1 << 20
-"""Smaller files are written at once through the page cache: they are soon read again."""
+"""Size in bytes below which a file goes through the page cache, since it is soon read again."""
 
 _WRITE_OUT_BYTES: Final = 32 << 20
-"""Bytes in the page cache after which write-out starts, so that the fsync has little left to do."""
+"""Bytes in the page cache from which write-out starts, so that the later fsync is short."""
 
 _SYNC_FILE_RANGE_WRITE: Final = 2
 
@@ -49,9 +49,9 @@ class DirectWrites:
         """Prepare writes to an empty file.
 
         Args:
-            descriptor: of the file, open for writing; reserved for this object until `close`.
-            path: where it lies.
-            read_back: read what was written, for `crc32c`.
+            descriptor: descriptor of the file, open for writing; only used here until `close`.
+            path: path of the file.
+            read_back: whether to read the bytes back, for `crc32c`.
         """
         self._descriptor = descriptor
         self._path = path
@@ -88,7 +88,7 @@ class DirectWrites:
             self._filled += count
 
     def finish(self) -> None:
-        """Write all that is left; the caller makes it durable with an fsync.
+        """Write all remaining bytes; the caller makes them durable with an fsync.
 
         Raises:
             OSError: the disk is full, or failed.
@@ -101,7 +101,7 @@ class DirectWrites:
             self._writes.popleft().result()
 
     def crc32c(self) -> str | None:
-        """Return the crc32c of what was read back, once all is written: eight hexadecimal digits.
+        """Return the crc32c of all bytes as read back, in eight hexadecimal digits; else None.
 
         Raises:
             OSError: the disk failed.
@@ -134,7 +134,7 @@ class DirectWrites:
         return self._free.get()
 
     def _send(self) -> None:
-        """Hand the filled part of the buffer to the writing thread."""
+        """Pass the filled part of the buffer to the writing thread."""
         if self._filled and self._writing is not None:
             memory, at = self._into[: self._filled], self._sent
             self._writes.append(self._writing.submit(self._put_and_free, memory, at, self._into))

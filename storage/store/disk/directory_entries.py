@@ -23,7 +23,7 @@ _synced: Final[dict[str, tuple[int, int]]] = {}
 """Device and inode of folders whose entries this process has synced, up to the root."""
 
 _MAX_SYNCED: Final = 256
-"""Size of `_synced`, newest kept: a job creates folders for each step."""
+"""Most entries of `_synced`, of which the newest are kept: a job creates folders for each step."""
 
 _SYNCS_AT_ONCE: Final = 8
 """Concurrent fsyncs of folders that are not in `_synced`."""
@@ -64,7 +64,7 @@ def _sync_new_entries(folder: str) -> None:
 
 
 def _sync_all(folders: Sequence[str]) -> list[bool]:
-    """Call `_is_synced` for all folders at once: in turn, each would wait for the disk anew."""
+    """Return `_is_synced` of each folder; calls run concurrently, as each waits for the disk."""
     if len(folders) < 2:
         return [_is_synced(folder) for folder in folders]
     with ThreadPoolExecutor(min(len(folders), _SYNCS_AT_ONCE), "cairn-sync") as pool:
@@ -85,7 +85,7 @@ def forget_missing(folder: str) -> None:
 
 
 def sync_entries(folder: str) -> None:
-    """Sync the entries in `folder` and those that lead to it, whatever the cache says.
+    """Sync the entries in `folder` and those that lead to it; the cache is ignored.
 
     Args:
         folder: absolute path.
@@ -115,7 +115,10 @@ def fsync_path(path: str) -> None:
 
 
 def _is_synced(folder: str) -> bool:
-    """Sync a folder; return False if we may not open it, and so cannot have written to it."""
+    """Sync a folder and return True; False if this process may not open it.
+
+    It then can't have written to the folder either.
+    """
     try:
         fsync_path(folder)
     except PermissionError:

@@ -34,8 +34,8 @@ class LockedFile:
         """Wrap a path and its lock file.
 
         Args:
-            path: of the file, which need not exist.
-            descriptor: of its lock file.
+            path: path of the file, which need not exist.
+            descriptor: descriptor of its lock file.
         """
         self.path = path
         self.descriptor = descriptor
@@ -64,10 +64,10 @@ class LockedFile:
 
 @contextlib.contextmanager
 def locked_file(path: str) -> Iterator[LockedFile]:
-    """Hold the lock of the file at a path.
+    """Hold the lock of the file at a path within the context, and yield the locked file.
 
     Raises:
-        TimeoutError: others held the lock for too long.
+        TimeoutError: other processes held the lock for too long.
         ConfinementError: there is a symbolic link in place of the lock file.
         OSError: the disk failed.
     """
@@ -92,7 +92,7 @@ def locked_file(path: str) -> Iterator[LockedFile]:
                     raise TimeoutError(f"{name}: its lock is held")
                 time.sleep(_LOOK_SECONDS)
             if not still_has_name(descriptor, name):
-                continue  # its last holder renamed it: this is no lock file any more
+                continue  # its last holder renamed it, so it is no lock file any more
             try:
                 yield LockedFile(path, descriptor)
             finally:

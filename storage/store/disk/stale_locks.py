@@ -18,7 +18,7 @@ __all__ = ["LOCK_SUFFIX", "remove_stale_lock", "still_has_name"]
 LOCK_SUFFIX: Final = ".__lock"
 
 _one_at_a_time = threading.Lock()
-"""`lockf` does not exclude other threads of the process. A fork waits for it, too."""
+"""Lock between threads, which `lockf` does not exclude; a fork waits for it too."""
 
 os.register_at_fork(
     before=_one_at_a_time.acquire,
@@ -48,7 +48,7 @@ def remove_stale_lock(path: str) -> None:
 
 
 def _is_locked_by_us(descriptor: int) -> bool:
-    """Take both kinds of lock: which one TensorStore uses depends on the platform."""
+    """Return True if this call got both kinds of lock; TensorStore uses one or the other."""
     with contextlib.suppress(OSError):  # a living writer holds it, or there are no locks here
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
