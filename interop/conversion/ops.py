@@ -60,7 +60,7 @@ class Op(Protocol):
 
 @dataclass(frozen=True)
 class Rename:
-    """No change but of the name."""
+    """Operation that changes the name of a tensor and nothing else."""
 
     def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
         """Return the tensors unchanged."""

@@ -105,7 +105,7 @@ class PretrainedWeights:
         """Return the rule table for GGUF's or EasyDeL's tensor names; None for Hugging Face's.
 
         Args:
-            paths: paths of our leaves.
+            paths: paths of the model's leaves.
         """
         if self.is_easydel:
             return easydel_rules(paths, self.weights.shapes)

@@ -80,7 +80,8 @@ def source_folder(uri: StoreURI, source: str) -> StoreURI:
         source: the folder that the step's manifest names.
 
     Raises:
-        SourceRefusedError: the folder is neither in the root of the run nor in a folder that an administrator of the server allows.
+        SourceRefusedError: the folder is neither in the root of the run nor in a folder that an
+            administrator of the server allows.
         InvalidURIError: `source` is no address.
     """
     folder = parse_uri(source)
