@@ -91,7 +91,7 @@ def require_known(argument: str, value: Any, names: Sequence[str]) -> None:
     """Raise ArgumentError unless `value` is one of `names`.
 
     Raises:
-        ArgumentError: it is not; the message names `argument` and lists `names`.
+        ArgumentError: `value` is none of them; the message names `argument` and lists `names`.
     """
     if value not in names:
         raise ArgumentError(path=argument, expected="one of " + ", ".join(names), found=repr(value))

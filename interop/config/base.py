@@ -62,7 +62,7 @@ class EDPretrainedConfig(Sealed):
         sharding_axis_names: names of the mesh axes.
         sharding_dcn_axis_dims: number of slices along each mesh axis (of processes, where the
             hardware has no slices); `sharding_axis_dims` then counts the devices of one slice.
-            None: one slice.
+            None: slices are not distinguished.
         partition_axis: which mesh axes carry which logical axis. None: the usual mesh axes for
             parameters; the compiler places activations.
         tokenizer_files: file name -> bytes; an export writes them beside the weights. They take no

@@ -388,7 +388,7 @@ def _untied_where_different(
     """Return the config; untied if the weights that it ties are stored with different values.
 
     Raises:
-        ConfigError: they differ, and the caller asked for tied weights (`is_tied`).
+        ConfigError: the weights differ, and the caller asked for tied weights (`is_tied`).
     """
     if not isinstance(config, DecoderConfig) or not config.tie_word_embeddings:
         return config

@@ -148,7 +148,7 @@ def parse_step_metadata(data: bytes, *, path: object) -> StepMetadata:
     """Return the parsed content of `_CHECKPOINT_METADATA`.
 
     Raises:
-        CorruptionError: it is not JSON of the expected form.
+        CorruptionError: the file is not JSON of the expected form.
         UnsupportedFormatError: a newer Cairn wrote it.
     """
     parsed = parse_json_object(data, path=path)
@@ -188,7 +188,7 @@ def parse_custom(data: bytes, *, path: object) -> dict[str, Any]:
     """Return the `custom_metadata` of Orbax's description of a step, or of a folder of steps.
 
     Raises:
-        CorruptionError: it is not JSON of the expected form.
+        CorruptionError: the file is not JSON of the expected form.
     """
     custom = parse_json_object(data, path=path).get("custom_metadata") or {}
     if not isinstance(custom, dict):
@@ -200,7 +200,7 @@ def parse_tree_metadata(data: bytes, *, path: object) -> StoredTree:
     """Return the parsed content of an item's `_METADATA`.
 
     Raises:
-        CorruptionError: it is not JSON of the expected form.
+        CorruptionError: the file is not JSON of the expected form.
         UnsupportedFormatError: two leaves have the same path, or some are in Orbax's aggregate
             file.
     """
@@ -274,7 +274,7 @@ def parse_key_kinds(data: bytes, *, path: object) -> dict[str, str]:
         path: the file, for errors.
 
     Raises:
-        CorruptionError: it is not JSON of the expected form.
+        CorruptionError: the file is not JSON of the expected form.
     """
     parsed = parse_json_object(data, path=path)
     kinds: dict[str, str] = {}

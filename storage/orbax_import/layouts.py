@@ -220,7 +220,7 @@ def plain_items(step: StoreURI) -> PlainItems:
     """Return the items of the checkpoint in the folder `step`.
 
     Raises:
-        NotACheckpointError: it has neither a readable tree nor JSON.
+        NotACheckpointError: the folder has neither a readable tree nor JSON.
         UnsupportedFormatError: an early release wrote all leaves in one file; or Cairn saved it; or
             it has links to folders, or to files outside of it.
         CorruptionError: the metadata of a tree that Orbax saved is missing.

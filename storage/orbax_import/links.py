@@ -25,8 +25,8 @@ def refuse_links(step: StoreURI) -> None:
     Links to files inside the checkpoint are allowed; they are read, and copied by a fork, as files.
 
     Raises:
-        UnsupportedFormatError: it has links to folders, to targets outside of it, or to missing
-            targets.
+        UnsupportedFormatError: the checkpoint has links to folders, to targets outside of it, or to
+            missing targets.
     """
     if step.scheme != "file":
         return

@@ -84,7 +84,8 @@ class WholeChunk(NamedTuple):
 
     Attributes:
         array: the array.
-        region: its destination; of the stored dtype, in C order, and of exactly its size.
+        region: destination of the chunk: memory of the stored dtype, in C order, and of the chunk's
+            shape.
     """
 
     array: StoredCut

@@ -211,7 +211,7 @@ def verify_step(
     Raises:
         InvalidURIError: `step` is not a step number.
         StepNotFoundError: there is no such step.
-        StepInFlightError: it is being written now.
+        StepInFlightError: the step is being written now.
         UnsupportedFormatError, CorruptionError: a record of the run is damaged or lost that would
             decide which attempt holds that step.
         StoreUnavailableError: the store gives no answer, or a disk fails; the step may be sound or

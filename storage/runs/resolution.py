@@ -48,7 +48,7 @@ def resolve_checkpoint(
         StepNotFoundError: there is no such step.
         StepInFlightError: the step is being written now.
         StepDamagedError: the step is damaged and refused, or no other is sound.
-        PolicyError: it asks for the best step by a metric whose direction is unknown.
+        PolicyError: the best step by a metric is requested whose direction is unknown.
     """
     ref = parse_ref(text)
     run = Run.open(ref.run)
@@ -72,7 +72,7 @@ def resolve_step(run: Run, ref: CheckpointRef, *, damaged: OnDamage | None = "re
         StepInFlightError: the step is being written now.
         StepDamagedError: the latest or best step is damaged and refused; the message names a sound
             step to use instead, if there is one.
-        PolicyError: it asks for the best step by a metric whose direction is unknown.
+        PolicyError: the best step by a metric is requested whose direction is unknown.
     """
     if ref.step is not None:
         return run.step(ref.step)

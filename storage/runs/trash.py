@@ -256,7 +256,7 @@ def find_deletable_step(
     Raises:
         InvalidURIError: `step` or `attempt` is not a valid number.
         StepNotFoundError: there is no such step, or it was deleted already.
-        StepInFlightError: it is being written.
+        StepInFlightError: the step is being written.
     """
     step, attempt = check_step(step), None if attempt is None else check_attempt(attempt)
     listed = run.step_attempts().get(step)
@@ -320,7 +320,7 @@ def delete_step(
     Raises:
         StepInUseError: aliases name the step, other steps need its bytes, the run's writer would
             resume from it, or a promotion or rollback to it is running; nothing is changed.
-        StepInFlightError: it is being written.
+        StepInFlightError: the step is being written.
         StepNotFoundError: there is no such step with a manifest.
         RunNotFoundError: the run was removed meanwhile, and another has begun in its place.
     """

@@ -51,7 +51,7 @@ def read_tensor(
         files: the store's folder.
         rel: the file's name in it.
         name: the tensor's name.
-        header: as `read_header` returned it, to save reading it again.
+        header: result of `read_header`; None: it is read here.
         rows: indices of the first row, and of the row after the last; None: all rows.
 
     Raises:
@@ -79,7 +79,7 @@ def read_elements(
         name: the tensor's name.
         first: index of the first element, in C order.
         out: a contiguous array with one axis, of the tensor's dtype.
-        header: as `read_header` returned it.
+        header: result of `read_header`.
 
     Raises:
         NotFoundError: there is no such file (LeafNotFoundError: or tensor).

@@ -185,7 +185,7 @@ def write_shard(
     Args:
         files: the store's folder.
         rel: the file's name in it.
-        shard: what to write.
+        shard: the file to write.
         on_bytes: called with the number of bytes just written, header included; an exception from
             it stops the write.
         on_data: called with each part of the file just before it is written, for a checksum.

@@ -64,7 +64,7 @@ class FileUsage(NamedTuple):
 
     Attributes:
         name: the path from the listed folder.
-        size: bytes.
+        size: size in bytes.
         identity: names with equal identity share their bytes; None: the bytes are not shared.
     """
 

@@ -482,7 +482,7 @@ class ObjectStore:
 
         Raises:
             StoreFullError: no space or quota left.
-            UnsupportedFormatError: it exceeds the bound of its kind.
+            UnsupportedFormatError: the value exceeds the bound of its kind.
         """
         return self._put(key, value, None)
 
@@ -524,7 +524,7 @@ class ObjectStore:
             PreconditionFailedError: the object changed; `current` is a `Versioned`, or None if
                 absent.
             StoreFullError: no space or quota left.
-            UnsupportedFormatError: it exceeds the bound of its kind.
+            UnsupportedFormatError: the value exceeds the bound of its kind.
         """
         condition = _absent_generation() if generation is None else generation
         if written := self._put(key, value, condition):

@@ -157,7 +157,7 @@ def check_segment(segment: str, *, within: object) -> str:
     """Return `segment` if it is safe as one part of a path in any store.
 
     Raises:
-        InvalidURIError: it is empty, "." or "..", too long, or has a forbidden character.
+        InvalidURIError: `segment` is empty, "." or "..", too long, or has a forbidden character.
     """
     forbidden = _FORBIDDEN.search(segment)
     if segment in ("", ".", "..") or "/" in segment or forbidden or len(segment) > 255:

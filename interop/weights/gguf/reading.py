@@ -54,7 +54,7 @@ class GGUFFile:
 
         Raises:
             NotFoundError: there is no such file.
-            ConversionError: it is no GGUF file, or has tensors of unsupported types (all are
+            ConversionError: the file is no GGUF file, or has tensors of unsupported types (all are
                 listed), or its tensors are not aligned as its metadata says.
             ArgumentError: the `gguf` package is not installed.
         """
@@ -334,7 +334,7 @@ def gguf_package() -> Any:
     """Return the module `gguf`.
 
     Raises:
-        ArgumentError: it is not installed.
+        ArgumentError: the package is not installed.
     """
     try:
         module = importlib.import_module("gguf")

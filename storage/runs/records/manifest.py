@@ -356,9 +356,9 @@ class ManifestSummary(NamedTuple):
 
     Attributes:
         created: time of the save, RFC 3339 in UTC.
-        nbytes: as `Manifest.nbytes`.
-        digest: as `Manifest.digest()`.
-        source: as `Manifest.source`.
+        nbytes: the same as `Manifest.nbytes`.
+        digest: the same as `Manifest.digest()`.
+        source: the same as `Manifest.source`.
     """
 
     created: str

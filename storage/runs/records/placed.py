@@ -128,7 +128,7 @@ def read_record(objects: ObjectStore, name: str, kind: type[R]) -> tuple[R, byte
     """Return the record at `name` and its generation; None if there is no record.
 
     Raises:
-        UnsupportedFormatError, CorruptionError: it can't be read, or belongs elsewhere.
+        UnsupportedFormatError, CorruptionError: the record can't be read, or is of another place.
     """
     stored = objects.read(name)
     return (
@@ -140,7 +140,7 @@ def parse_record(objects: ObjectStore, name: str, kind: type[R], stored: Version
     """Return the parsed record that was read at `name`.
 
     Raises:
-        UnsupportedFormatError, CorruptionError: it can't be read, or belongs elsewhere.
+        UnsupportedFormatError, CorruptionError: the record can't be read, or is of another place.
     """
 
     def parsed(run: str | None) -> R:

@@ -159,7 +159,7 @@ class PathHandle:
             flags: further flags for `os.open`.
 
         Raises:
-            FileNotFoundError, NotADirectoryError: it does not exist.
+            FileNotFoundError, NotADirectoryError: the path does not exist.
             ConfinementError: as `check_below`.
         """
         self.path = path
@@ -205,7 +205,7 @@ def open_folder_handle(uri: StoreURI, folder: str, *, create: bool = False) -> P
         create: create it, and the folders above it, if missing.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: it does not exist.
+        FileNotFoundError, NotADirectoryError: the path does not exist.
         ConfinementError: as `check_below`.
     """
     confinement = uri.confinement if HAS_PATH_HANDLES else None
@@ -228,7 +228,7 @@ def open_below(uri: StoreURI, rel: str) -> int:
     """Open the file `rel` below the disk folder `uri` for reading; return the descriptor.
 
     Raises:
-        FileNotFoundError, IsADirectoryError: there is none.
+        FileNotFoundError, IsADirectoryError: there is no such file.
         InvalidURIError: `rel` is no path below a folder.
         ConfinementError: in a confined folder, as `check_below`.
     """
