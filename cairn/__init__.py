@@ -13,11 +13,15 @@ _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    """Return the public object of this name; an error says what to install if it can't be had."""
+    """Return the public object of this name.
+
+    Raises:
+        InstallationError: if a package that it needs is not installed; says what to install.
+    """
     try:
         return _load(name)
     except ModuleNotFoundError as exc:
-        from cairn.installation import missing_extra  # only now: `import cairn` stays cheap
+        from cairn.installation import missing_extra  # here: `import cairn` stays cheap
 
         stub = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
         line = re.search(rf"^from \.(\S+) import {name}\b", stub, re.MULTILINE)

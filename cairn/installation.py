@@ -1,7 +1,7 @@
-"""What must be installed beside Cairn, and what to do where it is missing, too old or too new.
+"""Checks of the packages that Cairn needs, with errors that say what to install.
 
-`pyproject.toml` says which versions are supported; an installation carries that with it. `TESTED`
-says beyond which versions training warns, where no version is too new to be supported.
+The supported version ranges are those of `pyproject.toml`, read from the installed metadata.
+`TESTED` has the versions that were tested; training warns of newer ones.
 """
 
 import logging
@@ -58,7 +58,7 @@ MODULES: Final = {
         "qwix",
     ),
 }
-"""Extra -> the modules that it brings."""
+"""Extra -> the top-level modules that it installs."""
 
 ROOMS: Final = {
     "service": "server",
@@ -71,21 +71,22 @@ ROOMS: Final = {
 CHECKED: Final = frozenset(
     ("flax", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint", "qwix", "tensorstore")
 )
-"""What training checks the versions of: a save that goes wrong is found out late."""
+"""Distributions whose versions are checked before training: a bad save would be noticed late."""
 
 TESTED: Final = {"flax": "<0.13", "jax": "<0.13", "jaxlib": "<0.13", "optax": "<0.3"}
-"""Of `CHECKED`, what has no upper bound in `pyproject.toml` -> the versions that were tested.
+"""Tested versions of those packages in `CHECKED` that have no upper bound in `pyproject.toml`.
 
-Training warns of newer ones. Raise a bound once the newest leg of `make matrix` passes with more.
+Training warns of newer versions. Raise a bound once the newest leg of `make matrix` passes with a
+newer version.
 """
 
 
 class InstallationError(ImportError):
-    """A package that is missing, or of a version that this one was never tested with."""
+    """A package that Cairn needs is missing, or its version is not supported."""
 
 
 def installed_version() -> str:
-    """Return the version of this Cairn; "0" of a source tree that was never installed."""
+    """Return the installed version of Cairn; "0" if it runs from a source tree, not installed."""
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -95,12 +96,13 @@ def installed_version() -> str:
 def missing_extra(
     error: ModuleNotFoundError, *, used: str, room: str = ""
 ) -> InstallationError | None:
-    """Return what to install for a missing module; None if no extra brings it.
+    """Return an error that says which extra to install; None if no extra installs the module.
 
     Args:
-        error: of the import.
-        used: what was asked for, as the user wrote it.
-        room: the part of Cairn that has it, such as `state.checkpointing.checkpointer`.
+        error: the error of the failed import.
+        used: the name that the user used, such as `cairn.Run`; the message begins with it.
+        room: the module of Cairn that defines the name, such as
+            `state.checkpointing.checkpointer`; "" if unknown.
     """
     module = (error.name or "").partition(".")[0]
     brought_by = [extra for extra, modules in MODULES.items() if module in modules]
@@ -116,9 +118,10 @@ def missing_extra(
 
 
 def wrong_versions() -> list[tuple[Requirement, str]]:
-    """Return installed packages, required for training, whose versions are not supported.
+    """Return the packages of `CHECKED` whose installed version is not supported.
 
-    A source tree that was never installed has no ranges.
+    Each comes with the requirement and the installed version. The list is empty if Cairn runs from
+    a source tree, not installed: then no requirements are known.
     """
     try:
         requirements = metadata.requires(DISTRIBUTION) or []
@@ -131,14 +134,17 @@ def wrong_versions() -> list[tuple[Requirement, str]]:
         try:
             version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            continue  # importing it says so
+            continue  # its import raises an error that says so
         if not requirement.specifier.contains(version, prereleases=True):
             wrong.append((requirement, version))
     return wrong
 
 
 def untested_versions() -> list[tuple[Requirement, str]]:
-    """List what is installed in a newer version than was tested, and is supported all the same."""
+    """Return the packages of `TESTED` that are installed in a newer version than was tested.
+
+    Each comes with the tested versions and the installed version.
+    """
     untested = []
     for name, versions in TESTED.items():
         try:
@@ -151,13 +157,13 @@ def untested_versions() -> list[tuple[Requirement, str]]:
 
 
 def check_versions() -> None:
-    """Refuse to train with packages whose versions are outside of the supported ranges.
+    """Check that the packages that training needs have supported versions.
 
-    Those that are newer than what was tested are named in one warning. A source tree that was never
-    installed has no ranges; then nothing is refused.
+    If a package is newer than the tested versions, one warning is logged. If Cairn runs from a
+    source tree, not installed, no version is refused.
 
     Raises:
-        InstallationError: every package that is too old or too new.
+        InstallationError: if a version is not supported; lists all such packages.
     """
     if wrong := wrong_versions():
         raise InstallationError(

@@ -1,8 +1,8 @@
 """Layers whose kernel may be quantized, and which may have adapters beside it.
 
-An adapted layer is a copy that replaces the layer in its model. It has the same attributes (the
-Variables are the layer's own) and a subclass of the layer's class with another call. `replace`
-puts it into the model. Qwix multiplies; see docs/adr/0006-quantization-methods.md.
+An adapted layer is a shallow copy of a layer: it shares the layer's Variables. Its class is a
+subclass of the layer's class with another `__call__`. `replace` puts it into the model in place of
+the layer. Qwix multiplies the quantized weights; see docs/adr/0006-quantization-methods.md.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ LAYER_TYPES: tuple[type[Any], ...] = (nnx.Linear, nnx.LinearGeneral, nnx.Einsum)
 
 
 def can_be_adapted(layer: Any) -> bool:
-    """Return whether a layer is one of `LAYER_TYPES` that multiplies just as Flax does.
+    """Return whether a layer is one of `LAYER_TYPES` and computes its outputs as Flax does.
 
-    A kernel with more dimensions than its product uses, such as one stacked for a scan, does not
-    qualify.
+    A subclass with its own `__call__`, a layer with its own `dot_general`, and a kernel with extra
+    dimensions, such as one stacked for a scan, can't be adapted.
     """
     if isinstance(layer, _AdaptedCall):
         return True
@@ -63,24 +63,27 @@ def can_be_adapted(layer: Any) -> bool:
 
 
 def adapted(layer: Any) -> Any:
-    """Return a copy of a layer that can be adapted; an adapted layer is returned as it is."""
+    """Return the adapted layer of a layer; a layer that is adapted already is returned itself."""
     own: Any = type(layer)
     return layer if isinstance(layer, _AdaptedCall) else _copy_as(layer, _adapted_class(own))
 
 
 def unadapted(layer: Any) -> Any:
-    """Return a copy of a layer in its own class, if nothing in it is adapted; else the layer."""
+    """Return the plain layer of an adapted one.
+
+    A layer that is plain, that has adapters or whose kernel is quantized is returned itself.
+    """
     if has_adapters(layer) or isinstance(layer.kernel, QuantizedWeight):
         return layer
     return _copy_as(layer, layer.plain_class) if isinstance(layer, _AdaptedCall) else layer
 
 
 def replace(model: Any, layers: Sequence[tuple[Any, Any]]) -> None:
-    """Replace layers by others, wherever they occur in the model.
+    """Replace layers wherever they occur in a model.
 
     Args:
-        model: changed in place.
-        layers: pairs of a layer of the model, and its replacement.
+        model: the model, changed in place.
+        layers: pairs of a layer of the model and its replacement.
     """
     successors = {id(old): new for old, new in layers if new is not old}
     if not successors:
@@ -94,7 +97,10 @@ def replace(model: Any, layers: Sequence[tuple[Any, Any]]) -> None:
 
 
 def _with_successors(value: Any, successors: Mapping[int, Any]) -> Any:
-    """Return an attribute with layers replaced, also in lists, tuples and dicts; else itself."""
+    """Return an attribute's value with its layers replaced, also those in lists, tuples and dicts.
+
+    A value that contains no layer to replace is returned itself.
+    """
     if isinstance(value, dict):
         entries = {key: _with_successors(entry, successors) for key, entry in value.items()}
         return entries if any(entries[key] is not entry for key, entry in value.items()) else value
@@ -107,7 +113,7 @@ def _with_successors(value: Any, successors: Mapping[int, Any]) -> Any:
 
 
 def _copy_as(layer: Any, layer_class: type[Any]) -> Any:
-    """Return a shallow copy of a layer, as `copy.copy` makes it, of another class."""
+    """Return a shallow copy of a layer, as `copy.copy` makes it, but of the class `layer_class`."""
     copy = object.__new__(layer_class)
     vars(copy).update(vars(layer))
     return copy
@@ -115,7 +121,10 @@ def _copy_as(layer: Any, layer_class: type[Any]) -> Any:
 
 @functools.cache
 def _adapted_class(plain: Any) -> Any:
-    """Return the one adapted class of a layer class, so that equal models have equal graphdefs."""
+    """Return the adapted class of a layer class.
+
+    It is cached: with one class for all calls, equal models have equal graphdefs.
+    """
     names = {"__doc__": plain.__doc__, "__module__": __name__, "plain_class": plain}
     bases = (_AdaptedCall, plain)
     return types.new_class(f"Adapted{plain.__name__}", bases, exec_body=lambda ns: ns.update(names))
@@ -127,7 +136,7 @@ def pack_kernel(layer: Any, settings: QuantizationSettings) -> None:
 
 
 def unpack_kernel(layer: Any) -> None:
-    """Make a layer's quantized kernel floating again."""
+    """Replace a layer's quantized kernel by its dequantized, floating values."""
     layer.kernel = layer.kernel.unpack()
 
 
@@ -137,7 +146,7 @@ def has_adapters(layer: Any) -> bool:
 
 
 def add_adapters(layer: Any, settings: LoraSettings, key: Any) -> None:
-    """Add a new pair of adapters to an adapted layer; the pair adds zero until it is trained."""
+    """Add new adapters to an adapted layer; they change no output until they are trained."""
     product = product_of(layer)
     assert product is not None
     layer.kernel_lora_a, layer.kernel_lora_b = make_adapters(layer.kernel, product, settings, key)
@@ -145,7 +154,10 @@ def add_adapters(layer: Any, settings: LoraSettings, key: Any) -> None:
 
 
 def merge_adapters(layer: Any) -> None:
-    """Add the adapters' effect to a layer's floating kernel, and set B to zero."""
+    """Add the adapters' effect to a layer's floating kernel, and set B to zero.
+
+    Nothing happens if the kernel is abstract.
+    """
     product = product_of(layer)
     assert product is not None
     a, b, kernel = layer.kernel_lora_a, layer.kernel_lora_b, layer.kernel
@@ -153,7 +165,7 @@ def merge_adapters(layer: Any) -> None:
     arrays = kernel.get_value(), a.get_value(), b.get_value()
     if isinstance(arrays[0], jax.ShapeDtypeStruct):
         return
-    # Arrays under trace are nowhere, and those that were gathered are in host memory.
+    # Traced arrays have no sharding, and neither have gathered ones, which are in host memory.
     kernel_place, b_place = sharding_of(arrays[0]), sharding_of(arrays[2])
     places = None if kernel_place is None or b_place is None else (kernel_place, b_place)
     merged = _merged_kernel(product, layer.kernel_lora_scale)
@@ -182,13 +194,16 @@ def remove_adapters(layer: Any) -> None:
 
 
 class _AdaptedCall:
-    """Call of an adapted layer; it precedes the call of its own class, `plain_class`."""
+    """Mixin with the `__call__` of adapted layers; it overrides that of the `plain_class`."""
 
     if TYPE_CHECKING:
         plain_class: Any
 
     def __call__(self, inputs: jax.Array, *arguments: Any, **keywords: Any) -> jax.Array:
-        """Return the layer's outputs for the inputs that the plain layer takes."""
+        """Return the layer's outputs, with the effect of quantization and adapters.
+
+        The arguments are those of the plain layer.
+        """
         layer: Any = self
         product = product_of(layer, inputs.ndim)
         assert product is not None
@@ -229,8 +244,8 @@ def _low_precision(
 ) -> jax.Array:
     """Multiply rounded activations by a quantized weight.
 
-    Rounding has no gradients, so these are those of the product with unrounded activations
-    (straight-through).
+    Rounding has no useful gradient, so the gradients are those of multiplying the unrounded
+    activations (straight-through estimator).
     """
     import qwix
 
@@ -247,7 +262,7 @@ def _low_precision(
 
         if method.activation != jnp.int4:
             return in_few_bits(rounded, array)
-        # XLA multiplies int4 by int4 on TPUs only. Elsewhere the same numbers meet as floats.
+        # XLA multiplies int4 by int4 on TPUs only. Elsewhere the same numbers multiply as floats.
         out: jax.Array = jax.lax.platform_dependent(
             rounded, array, tpu=in_few_bits, default=in_floats
         )
@@ -255,13 +270,13 @@ def _low_precision(
 
 
 def rounded_activations(product: Product, method: Method, inputs: jax.Array, array: Any) -> Any:
-    """Return activations as a method rounds them, a `qwix.QArray`.
+    """Return activations rounded by a quantization method, as a `qwix.QArray`.
 
     Args:
-        product: how the layer multiplies.
-        method: one that rounds activations.
-        inputs: of the layer.
-        array: its quantized weight.
+        product: the layer's einsum.
+        method: a method that rounds activations.
+        inputs: the layer's inputs.
+        array: the layer's quantized weight, a `qwix.QArray`.
     """
     import qwix
 
@@ -275,15 +290,19 @@ def rounded_activations(product: Product, method: Method, inputs: jax.Array, arr
         rounded.qvalue.dtype, jnp.signedinteger
     ):
         return rounded
-    # Qwix puts the largest input at half a step beyond the last code. A largest one that is
-    # negative would round to -128 or to -127 as the noise of a sum has it; so both are -127.
+    # Qwix maps the largest input to half a step beyond the last code. If that input is negative,
+    # rounding noise would decide between -128 and -127; so both become -127.
     lowest = -jnp.iinfo(rounded.qvalue.dtype).max
     wide = jnp.maximum(rounded.qvalue.astype(jnp.int8), jnp.int8(lowest))
     return dataclasses.replace(rounded, qvalue=wide.astype(rounded.qvalue.dtype))
 
 
 def _activation_groups(product: Product, method: Method, array: Any) -> dict[str, Any]:
-    """Return which input dimensions have scales of their own: all that are not summed over."""
+    """Return Qwix's arguments that say which input dimensions have separate scales.
+
+    Each dimension that the product does not sum over does; with a grouped method, each group of
+    the last summed dimension does too.
+    """
     contracted = [product.inputs.index(letter) for letter in product.contracted]
     channels = tuple(axis for axis in range(len(product.inputs)) if axis not in contracted)
     if not method.grouped:

@@ -1,4 +1,4 @@
-"""Layers that can be quantized or adapted, and operations on all that match a pattern."""
+"""Search for layers that can be quantized or adapted, and changes of those that match a pattern."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ Layers = list[tuple[str, Any]]
 def adaptable_layers(model: Any) -> Layers:
     """Return the layers that can be adapted, by "/"-joined path, in the order of their paths.
 
-    These are `nnx.Linear`, `nnx.LinearGeneral` and `nnx.Einsum` and their subclasses with the same
-    call. Embeddings are looked up, norms are no matrices, and a tied head is an embedding: they are
-    left out. So are a kernel that several layers share, a kernel stacked of several layers', and a
-    layer with a `dot_general` of its own.
+    These are `nnx.Linear`, `nnx.LinearGeneral`, `nnx.Einsum` and their subclasses that keep
+    `__call__`. Left out are embeddings (also as a tied head), norms, layers that share their kernel
+    with another layer, layers whose kernel is stacked for a scan, and layers with a `dot_general`
+    of their own.
     """
     layers: Layers = []
     owners: Counter[int] = Counter()
@@ -65,11 +65,11 @@ def adaptable_layers(model: Any) -> Layers:
 def quantize_layers(model: Any, settings: QuantizationSettings) -> None:
     """Quantize the kernels of all layers that the settings' pattern matches, one by one.
 
-    Kernels of experts stay floating, with a warning.
+    Kernels of experts stay floating; a warning names those that the pattern matches.
 
     Raises:
-        ArgumentError: if no layer matches, or the group size does not divide the inputs of some
-            layers; lists all of them. The model is unchanged.
+        ArgumentError: if no layer matches, or if the group size does not divide a layer's number
+            of inputs; lists all such layers. The model is unchanged.
     """
     layers = matching_layers(model, "quantization_pattern", settings.pattern)
     lengths = {path: layer.kernel.shape[contracted_axes(layer)[-1]] for path, layer in layers}
@@ -87,30 +87,30 @@ def quantize_layers(model: Any, settings: QuantizationSettings) -> None:
             problems=problems,
         )
     _tell_of_experts(model, settings.pattern)
-    # The old layers go, and with them each floating kernel once it is packed.
+    # The model drops the plain layers, so each floating kernel is freed once it is packed.
     layers = _adapted_in(model, layers)
     for _, layer in layers:
         pack_kernel(layer, settings)
 
 
 def layers_to_quantize(model: Any, settings: QuantizationSettings) -> dict[str, Any]:
-    """Return the layers that the settings quantize, by the path of their kernels.
+    """Put adapted layers in place of those to quantize; return them by the paths of their kernels.
 
-    They are ready for `pack_kernel`, and already in the model.
+    The kernels are still floating: `pack_kernel` quantizes them.
 
     Args:
-        model: a floating model; its leaves may be abstract.
+        model: a floating model, changed in place; its leaves may be abstract.
         settings: their pattern selects the layers.
 
     Raises:
-        ArgumentError: if the pattern matches none.
+        ArgumentError: if the pattern matches no layer.
     """
     layers = matching_layers(model, "quantization_pattern", settings.pattern)
     return {f"{path}/kernel": layer for path, layer in _adapted_in(model, layers)}
 
 
 def dequantize_layers(model: Any) -> None:
-    """Make every quantized kernel floating again."""
+    """Replace every quantized kernel of a model by its dequantized, floating values."""
     layers = [
         layer for _, layer in adaptable_layers(model) if isinstance(layer.kernel, QuantizedWeight)
     ]
@@ -121,6 +121,11 @@ def dequantize_layers(model: Any) -> None:
 
 def give_adapters(model: Any, settings: LoraSettings, rngs: nnx.Rngs | None) -> None:
     """Add adapters to all layers that the settings' pattern matches.
+
+    Args:
+        model: the model, changed in place.
+        settings: the adapters' settings.
+        rngs: source of the key for the adapters' random values; None for the key of seed 0.
 
     Raises:
         ArgumentError: if no layer matches. The model is unchanged.
@@ -135,8 +140,8 @@ def check_mergeable(model: Any) -> None:
     """Check that every adapter can be merged.
 
     Raises:
-        ArgumentError: a kernel beside adapters is shared with other layers, whose outputs would
-            change; lists all of them.
+        ArgumentError: if a layer with adapters shares its kernel with another layer, whose outputs
+            would change; lists all such layers.
     """
     own = {id(layer) for _, layer in adaptable_layers(model)}
     problems = [
@@ -162,7 +167,7 @@ def merge_layers(model: Any) -> None:
 
 
 def unwrap_layers(model: Any) -> None:
-    """Remove the adapters."""
+    """Remove all adapters from a model without merging them."""
     layers = [layer for _, layer in adaptable_layers(model) if has_adapters(layer)]
     for layer in layers:
         remove_adapters(layer)
@@ -172,8 +177,13 @@ def unwrap_layers(model: Any) -> None:
 def matching_layers(model: Any, argument: str, pattern: str) -> Layers:
     """Return the adaptable layers whose path a pattern matches.
 
+    Args:
+        model: the model.
+        argument: name of the argument that has the pattern, for the error.
+        pattern: regular expression, searched in the "/"-joined path of each layer.
+
     Raises:
-        ArgumentError: if there are none; lists the layers that could match.
+        ArgumentError: if no layer matches; lists the layers that could match.
     """
     layers = adaptable_layers(model)
     compiled = re.compile(pattern)
@@ -191,7 +201,7 @@ def matching_layers(model: Any, argument: str, pattern: str) -> Layers:
 
 
 def _adapted_in(model: Any, layers: Layers) -> Layers:
-    """Return the adapted form of layers, after putting it into the model."""
+    """Replace layers of the model by adapted layers, and return these with their paths."""
     ready = [(path, adapted(layer)) for path, layer in layers]
     replace(model, [(old, new) for (_, old), (_, new) in zip(layers, ready, strict=True)])
     return ready
@@ -219,7 +229,7 @@ def _tell_of_experts(model: Any, pattern: str) -> None:
 
 
 def _condensed(paths: list[str]) -> list[str]:
-    """Return paths as lines; paths that differ only in numbers share a line."""
+    """Return paths as lines; paths that differ only in numbers become one line with "low..high"."""
     numbers: dict[tuple[str, ...], list[list[int]]] = {}
     for path in paths:
         parts = path.split("/")

@@ -2,7 +2,8 @@
 
 A layer with weight W and adapters A, B computes `x W + (alpha / rank) (x A) B`. Only A and B are
 trained. A starts random and B at zero, so a new adapter changes nothing. Their dtype may be wider
-than W's, so that small optimizer steps are not rounded away; products use the layer's dtype.
+than W's, so that small optimizer steps are not rounded away; the layer still computes in its own
+dtype.
 
 Source: arXiv 2106.09685.
 """
@@ -104,7 +105,7 @@ def make_adapters(
 
     Args:
         weight: the layer's kernel, an `nnx.Param` or a `QuantizedWeight`.
-        product: how the layer multiplies with it.
+        product: the layer's einsum.
         settings: rank and dtype.
         key: a JAX key for A.
     """
@@ -130,7 +131,7 @@ def make_adapters(
     elif places is None or isinstance(words, jax.core.Tracer):
         arrays = jax.jit(initial)(words)
     else:
-        # As NumPy, a key is the same input on every process.
+        # A key in NumPy form counts as the same input on every process.
         arrays = jax.jit(initial, out_shardings=places)(np.asarray(words))
     pair = []
     for array, letters in zip(arrays, product.adapters, strict=True):
@@ -141,7 +142,14 @@ def make_adapters(
 
 @functools.lru_cache(maxsize=1024)
 def _starting_pair(a: tuple[int, ...], b: tuple[int, ...], dtype: Any, inputs: int) -> Any:
-    """Return the function that makes a pair of these shapes; cached, so that jit can reuse it."""
+    """Return a function from key data to new adapters A and B; cached, so that jit can reuse it.
+
+    Args:
+        a: shape of A.
+        b: shape of B.
+        dtype: dtype of both.
+        inputs: number of inputs of the layer, which sets A's variance.
+    """
     bound = math.sqrt(6.0 / inputs)
 
     def initial(words: Any) -> tuple[jax.Array, jax.Array]:
@@ -162,7 +170,7 @@ def output_delta(
 
 
 def kernel_delta(a: jax.Array, b: jax.Array, product: Product, scale: float) -> jax.Array:
-    """Return the change of the weight with the same effect as the adapters, in float32."""
+    """Return the change of the kernel that has the same effect as the adapters, in float32."""
     wide = jnp.einsum(
         product.adapters_to_kernel,
         a.astype(jnp.float32),
@@ -174,7 +182,10 @@ def kernel_delta(a: jax.Array, b: jax.Array, product: Product, scale: float) -> 
 
 
 def _places(value: Any, product: Product) -> tuple[Sharding, Sharding] | None:
-    """Return the shardings of a weight's adapters: split as the weight is, or on its one device."""
+    """Return the shardings of A and B, which follow that of the weight.
+
+    None if the weight has no sharding, or lies on a device without being committed to it.
+    """
     place = sharding_of(value)
     if not isinstance(place, NamedSharding):
         bound = isinstance(place, Sharding) and getattr(value, "committed", False)

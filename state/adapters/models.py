@@ -1,4 +1,4 @@
-"""Models without arrays: building an abstract one, and the settings that a model was built with."""
+"""Settings that rebuild a module, and models built from them: with arrays, or abstract."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,8 +18,8 @@ _CONSTRUCTOR = ("dtype", "param_dtype", "precision")
 def module_settings(model: Any) -> dict[str, Any]:
     """Return the settings that rebuild a module, as JSON.
 
-    They are its constructor's dtype, param_dtype and precision, and later changes: quantization and
-    lora, each None or the settings.
+    The keys are the constructor's `dtype`, `param_dtype` and `precision`, and `quantization` and
+    `lora`, which were applied later. Each value is None if it was not set.
     """
     settings: dict[str, Any] = {}
     for name in ("dtype", "param_dtype"):
@@ -36,13 +36,14 @@ def module_settings(model: Any) -> dict[str, Any]:
 
 
 def abstract_model(model_class: type[Any], config: Any, settings: Mapping[str, Any]) -> Any:
-    """Build a model whose arrays are only shapes; nothing is computed.
+    """Build a model whose arrays are only shapes and dtypes; nothing is computed.
 
     Args:
         model_class: class of the module.
-        config: its configuration.
-        settings: `dtype`, `param_dtype` and `precision`; None leaves the class's default. Then
-            `quantization` and `lora`, applied in this order if they are there.
+        config: configuration of the model.
+        settings: the result of `module_settings`. `dtype`, `param_dtype` and `precision` go to the
+            constructor unless they are None; `quantization`, then `lora`, are applied unless they
+            are missing or None.
 
     Raises:
         ArgumentError: if quantization or adapters don't fit the model.
@@ -53,7 +54,7 @@ def abstract_model(model_class: type[Any], config: Any, settings: Mapping[str, A
 def build_model(
     model_class: type[Any], config: Any, settings: Mapping[str, Any], rngs: nnx.Rngs
 ) -> Any:
-    """Build a model with new weights from settings, which are those of `abstract_model`.
+    """Build a model with new random weights; the arguments are those of `abstract_model`.
 
     Raises:
         ArgumentError: if quantization or adapters don't fit the model.

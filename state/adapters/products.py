@@ -1,4 +1,4 @@
-"""The product of a layer's inputs and kernel, in einsum letters."""
+"""The einsum by which a layer multiplies its inputs by its kernel (`Product`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Product", "contracted_axes", "product_of"]
 
 @dataclass(frozen=True)
 class Product:
-    """Einsum `inputs,kernel->outputs`, one letter per dimension."""
+    """Einsum `inputs,kernel->outputs` of a layer; each attribute has one letter per dimension."""
 
     inputs: str
     kernel: str
@@ -21,7 +21,7 @@ class Product:
 
     @property
     def equation(self) -> str:
-        """The einsum equation."""
+        """Equation `inputs,kernel->outputs`, for `jnp.einsum`."""
         return f"{self.inputs},{self.kernel}->{self.outputs}"
 
     @property
@@ -36,13 +36,17 @@ class Product:
 
     @property
     def rank(self) -> str:
-        """Letter for the adapters' rank, unused by the product."""
+        """Letter for the adapters' rank; neither inputs nor kernel use it."""
         used = self.inputs + self.kernel
         return next(letter for letter in "r" + string.ascii_letters if letter not in used)
 
     @property
     def adapters(self) -> tuple[str, str]:
-        """Letters of A (those of the inputs, then the rank) and of B (the rank, then the rest)."""
+        """Letters of the adapters A and B.
+
+        A has the kernel's letters that the inputs share, then the rank. B has those of them that
+        are in the outputs too (batch dimensions), the rank, then the kernel's other letters.
+        """
         shared = "".join(letter for letter in self.kernel if letter in self.inputs)
         batch = "".join(letter for letter in shared if letter in self.outputs)
         rest = "".join(letter for letter in self.kernel if letter not in self.inputs)
@@ -50,7 +54,7 @@ class Product:
 
     @property
     def through_adapters(self) -> tuple[str, str]:
-        """The equations `inputs,A->narrow` and `narrow,B->outputs`."""
+        """Equations `inputs,A->narrow` and `narrow,B->outputs`: apply A, then B, to the inputs."""
         a, b = self.adapters
         kept = "".join(letter for letter in self.inputs if letter not in self.contracted)
         narrow = kept + self.rank
@@ -58,7 +62,7 @@ class Product:
 
     @property
     def adapters_to_kernel(self) -> str:
-        """The equation `A,B->kernel`."""
+        """Equation `A,B->kernel`: the change of the kernel with the same effect as the adapters."""
         a, b = self.adapters
         return f"{a},{b}->{self.kernel}"
 
@@ -71,8 +75,8 @@ def product_of(layer: Any, ndim: int | None = None) -> Product | None:
         ndim: number of dimensions of the inputs; None: the fewest that the layer accepts.
 
     Returns:
-        None if the layer is no `nnx.Linear`, `nnx.LinearGeneral` or `nnx.Einsum`, or if its einsum
-        is more than a product of inputs and kernel, such as one with a repeated letter.
+        The einsum. None if the layer is not an `nnx.Linear`, `nnx.LinearGeneral` or `nnx.Einsum`,
+        or if its equation does more than multiply and sum, such as one with a repeated letter.
     """
     if isinstance(layer, nnx.Linear):
         free = string.ascii_uppercase[: (1 if ndim is None else ndim) - 1]
@@ -85,7 +89,7 @@ def product_of(layer: Any, ndim: int | None = None) -> Product | None:
 
 
 def contracted_axes(layer: Any) -> tuple[int, ...]:
-    """Return the dimensions of the kernel that a layer with a `product_of` sums over."""
+    """Return the dimensions of the kernel that a layer sums over; `product_of` must not be None."""
     product = product_of(layer)
     assert product is not None
     return product.contracted_axes

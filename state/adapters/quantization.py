@@ -1,4 +1,4 @@
-"""Quantized weights: the methods, and how one weight is packed and unpacked. Qwix does the numbers.
+"""Methods and settings of quantization; Qwix does the arithmetic.
 
 | method | weight | activations | how activations are quantized, while the model runs |
 |---|---|---|---|
@@ -46,7 +46,7 @@ class Method:
         weight: Qwix's type of the stored weight: "nf4", or a JAX dtype.
         activation: dtype that activations are rounded to, None to leave them.
         calibration: Qwix's calibration of the activations, "absmax" or "minmax".
-        grouped: whether activations have a scale per group too, or one per token.
+        grouped: whether activations have a scale per token and group; if not, one per token.
     """
 
     weight: Any
@@ -148,5 +148,5 @@ def check_pattern(argument: str, pattern: Any) -> None:
 
 
 def group_length(inputs: int, group_size: int) -> int:
-    """Return how many of a layer's inputs share a scale."""
+    """Return how many of a layer's inputs share a scale; `group_size` is that of the settings."""
     return inputs if group_size == PER_CHANNEL else min(group_size, inputs)

@@ -18,20 +18,21 @@ from cairn.state.paths import named_leaves
 __all__ = ["DEFAULT_BLOCK_SIZE", "QuantizationRequest", "filled", "quantize_layer"]
 
 DEFAULT_BLOCK_SIZE = 128
-"""Inputs that share a scale, unless the caller of a load says otherwise."""
+"""Number of inputs that share a scale, if a load does not set `quantization_block_size`."""
 
 
 @dataclass(frozen=True)
 class QuantizationRequest:
-    """Checked `quantization_*` arguments of a load.
+    """The `quantization_*` arguments of a load, checked.
 
     Attributes:
-        method: `quantization_method`; None loads what is stored as it is stored.
+        method: `quantization_method`; None: quantize nothing, load weights as they are stored.
         block_size: `quantization_block_size`: inputs that share a scale, -1 for all of them.
         pattern: `quantization_pattern`, searched in the path of each layer; None for all layers.
-        tensors: `quantize_tensors`; False is the explicit form of no method.
+        tensors: `quantize_tensors`; False says explicitly that nothing is quantized, and allows no
+            method.
         platform: `quantization_platform`: "jax", or the platform of the devices loaded onto. The
-            numbers are the same on each.
+            quantized values do not depend on it.
 
     Raises:
         ArgumentError: if the method is unknown, or an argument contradicts another; names both.
@@ -73,18 +74,23 @@ class QuantizationRequest:
 
     @property
     def settings(self) -> QuantizationSettings:
-        """Settings of the quantized model; the request must have a method."""
+        """Quantization settings of the loaded model; fails if the method is None."""
         method = EasyDeLQuantizationMethods(str(self.method))
         pattern = ".*" if self.pattern is None else self.pattern
         return QuantizationSettings(method, self.block_size, pattern)
 
     def check_stored(self, stored: Mapping[str, Any] | None, *, path: object) -> bool:
-        """Return whether the load must quantize: not if the checkpoint is quantized in this way.
+        """Return whether the load must quantize the checkpoint's weights.
 
-        A block size or pattern that the caller left out matches any.
+        It must not if no method is requested, or if the checkpoint is already quantized as
+        requested. A block size or pattern that the caller left out matches any stored one.
+
+        Args:
+            stored: the checkpoint's quantization settings; None if it is floating.
+            path: the checkpoint, for the error.
 
         Raises:
-            ArgumentError: if it is quantized in another way.
+            ArgumentError: if the checkpoint is quantized with other settings.
         """
         if self.method is None:
             return False
@@ -113,7 +119,13 @@ def quantize_layer(layer: Any, kernel: jax.Array, settings: QuantizationSettings
 
 
 def filled(model: Any, placed: Mapping[str, Any], settings: QuantizationSettings) -> Any:
-    """Return a model whose layers are already quantized, with its other leaves set by path."""
+    """Return a model with quantized layers as a complete one, with its remaining leaves set.
+
+    Args:
+        model: a model whose layers `quantize_layer` has quantized.
+        placed: values of other leaves, by path; leaves without a value stay as they are.
+        settings: the quantization settings, stored as `model.quantization`.
+    """
     model.quantization = settings
     graphdef, state = nnx.split(model)
     leaves = [placed.get(named.path, named.leaf) for named in named_leaves(state)]

@@ -38,7 +38,7 @@ __all__ = [
 
 
 class PackedParam(nnx.Param[Any]):
-    """Part of a quantized weight. No change of dtype touches it, floating or not."""
+    """Parameter that is part of a quantized weight; changes of a model's dtype leave it alone."""
 
 
 def map_parameters(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -55,7 +55,7 @@ class QuantizedWeight(nnx.Pytree):
     """Quantized weight in place of the layer's `kernel`.
 
     Attributes:
-        method: how it is quantized, which also says what happens to the activations.
+        method: the quantization method; it also says how activations are rounded.
         array: a `qwix.QArray` of `PackedParam`s: `qvalue` in the weight's own shape, `scale` with
             one entry per group and channel. The weight is `qvalue * scale`, for nf4
             `table[qvalue] * scale`.
@@ -67,7 +67,7 @@ class QuantizedWeight(nnx.Pytree):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the weight that it stands for."""
+        """Shape of the weight, the same quantized as floating."""
         return tuple(self.array.qvalue.shape)
 
     @property
@@ -86,7 +86,7 @@ class QuantizedWeight(nnx.Pytree):
         return axes_of(self.array.qvalue)
 
     def arrays(self) -> Any:
-        """Return the `qwix.QArray` with plain arrays in it."""
+        """Return the `qwix.QArray` with plain arrays instead of `PackedParam`s."""
         return jax.tree.map(
             lambda param: param.get_value(),
             self.array,
@@ -94,7 +94,7 @@ class QuantizedWeight(nnx.Pytree):
         )
 
     def __getitem__(self, index: Any) -> Any:
-        """Return (a part of) the weight, dequantized."""
+        """Return the dequantized weight, indexed as an array is."""
         return dequantize(self.arrays())[index]
 
     @classmethod
@@ -107,7 +107,7 @@ class QuantizedWeight(nnx.Pytree):
 
         Args:
             param: a floating weight.
-            contracted: dimensions that a product with it sums over; the last one is grouped.
+            contracted: dimensions of the weight that its layer sums over; groups divide the last.
             settings: method and group size.
         """
         value = param.get_value()
@@ -118,7 +118,7 @@ class QuantizedWeight(nnx.Pytree):
             quantized = jax.jit(run)(value)
         else:
             quantized = _sharded(run, place, value.shape, value.dtype, tuple(contracted))(value)
-            # One at a time: programs that exchange parts, many in flight, block each other on CPU.
+            # One at a time: on CPU, many programs in flight that exchange shards can deadlock.
             jax.block_until_ready(quantized)
         names = axes_of(param)
         qvalue = PackedParam.from_metadata(quantized.qvalue, dict(param.get_metadata()))
@@ -130,7 +130,7 @@ class QuantizedWeight(nnx.Pytree):
         return cls(settings.method, packed)
 
     def unpack(self) -> nnx.Param[Any]:
-        """Return the weight as a floating parameter of the dtype that it had."""
+        """Return the weight as a floating parameter of the dtype that it had before `pack`."""
         array = self.arrays()
         value = array.qvalue
         if isinstance(value, jax.ShapeDtypeStruct):
@@ -149,7 +149,7 @@ def check_trainable(params: Any) -> None:
     """Check that no parameter is part of a quantized weight.
 
     Raises:
-        OptimizerError: if some are; it says how to train a quantized model.
+        OptimizerError: if a parameter is; says how to train a quantized model.
     """
     packed = [named.path for named in named_leaves(params) if named.variable_type is PackedParam]
     if packed:
@@ -168,10 +168,10 @@ def axes_of(param: Any) -> tuple[str | None, ...] | None:
 
 
 def dequantize(array: Any) -> jax.Array:
-    """Return the numbers that a `qwix.QArray` of plain arrays encodes, in its scale's dtype.
+    """Return the floating values of a `qwix.QArray` of plain arrays, in its scale's dtype.
 
-    The numbers are those of `qwix.dequantize`. Its nf4 lookup flattens the weight, so a mesh that
-    splits two dimensions would have to gather it; this one keeps the weight's shape.
+    The values equal those of `qwix.dequantize`. For nf4, Qwix flattens the weight, which a mesh
+    that splits two dimensions would have to gather first; this function keeps the weight's shape.
     """
     import qwix
 
@@ -192,7 +192,7 @@ def dequantize(array: Any) -> jax.Array:
 
 @functools.cache
 def _nf4_table() -> np.ndarray[Any, Any]:
-    """Return the 16 values of nf4, as Qwix has them."""
+    """Return the 16 values of nf4, computed by Qwix."""
     import qwix
 
     with jax.ensure_compile_time_eval(), qwix_numerics():
@@ -215,7 +215,14 @@ def _quantizer(
     method: EasyDeLQuantizationMethods,
     group_size: int,
 ) -> Any:
-    """Return the function that quantizes weights of one shape; cached, so that jit can reuse it."""
+    """Return a function that quantizes weights of one shape; cached, so that jit can reuse it.
+
+    Args:
+        contracted: dimensions of the weight that its layer sums over; groups divide the last.
+        shape: shape of the weight.
+        method: the quantization method.
+        group_size: number of inputs that share a scale; -1 for all.
+    """
     import qwix
 
     tiled = contracted[-1]
@@ -239,9 +246,9 @@ def _sharded(
 ) -> Any:
     """Return `run` compiled so that every device quantizes its own shard of the weight.
 
-    Where a group would span two devices, the mesh axes that split the groups split the channels
-    instead. Only a weight whose channels they do not divide either is gathered, alone. Every part
-    of the result ends with the weight's sharding, if it divides.
+    If a group would span two devices, the mesh axes that split the groups split the channels
+    instead. If they do not divide the channels either, this one weight is gathered. Each array of
+    the result gets the weight's sharding, on those dimensions that the sharding divides.
     """
     shapes = jax.eval_shape(run, jax.ShapeDtypeStruct(shape, dtype))
     entries = [*place.spec, *[None] * (len(shape) - len(place.spec))]

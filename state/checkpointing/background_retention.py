@@ -19,19 +19,19 @@ __all__ = ["RunRetention"]
 class RunRetention:
     """Applies a retention policy to a run in the background, one pass at a time. Never raises.
 
-    It deletes nothing while no step has a metric or a label that the policy names, and logs this
-    once. Deleted steps go to the trash; once some have been there for the grace time, it collects
+    A pass deletes nothing if the policy names a metric or a label that no step has; this is logged
+    once. Deleted steps go to the trash; when a step's grace time has passed, a pass collects
     garbage.
 
     Args:
         run: the run.
-        policy: the policy; or a function that makes all deletions and returns their outcome.
-        by: the caller's name.
+        policy: the policy, or a function that deletes steps itself and returns the outcome.
+        by: name of who deletes, for the records of the deletions.
         grace: seconds during which a deleted step can be restored.
         clock: returns the current time in UTC.
 
     Attributes:
-        error: error of the last pass; None if it succeeded, or there was none.
+        error: error of the last pass; None if that pass succeeded or no pass has run.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class RunRetention:
                 exit_guard.guard(self)
 
     def close(self) -> None:
-        """Wait until no pass runs. After a later `start`, call it again.
+        """Wait until no pass runs. After a later `start`, call this again.
 
-        It stops waiting after the deadline of a silent store, since a pass may ask such a store
-        about one step after another. The next pass does what is left.
+        The wait ends at the deadline for a store that does not respond, since a pass may ask the
+        store about one step after another. The next pass deletes what this one did not.
         """
         exit_guard.release(self)
         thread = self._thread

@@ -1,10 +1,11 @@
 """Save a training job's state: asynchronous, sharded, fenced, durable. Imports JAX and Orbax.
 
-    caller's thread      check, claim an attempt, hold the arrays (device to host)  -> SaveHandle
+    caller's thread      check, claim an attempt, stage the arrays on the host      -> SaveHandle
     background thread    write -> Orbax commits -> sync -> fence -> manifest        -> durable
 
-One save is in flight at a time; the next waits for it. Every save is written, none is dropped.
-Every step is an ordinary Orbax checkpoint below `attempts/<n>/`, an ordinary Orbax root.
+One save is in flight at a time; the next waits for it. No save is dropped in favor of a later one.
+Every step is an ordinary Orbax checkpoint; its parent folder, `attempts/<n>/`, is an ordinary Orbax
+root.
 """
 
 import contextlib
@@ -61,18 +62,20 @@ from cairn.storage.store.uri import StoreURI, parse_uri
 __all__ = ["Checkpointer", "SaveHandle", "default_writer_id"]
 
 _ENDING_SECONDS: Final = 10.0
-"""Seconds that a save's thread may run after the handle is finished."""
+"""Maximum seconds to wait for a save's thread to end after its handle is finished."""
 
 _LEAVING_SECONDS: Final = 1.0
 """Maximum seconds that a save's thread waits for `save` to return."""
 
 
 _LONGEST_TTL_SECONDS: Final = 7 * 24 * 3600.0
-"""Maximum lease: for so long nobody else could write if this writer dies."""
+"""Maximum lease in seconds: if this writer dies, others can't write before it expires."""
 
 
 class Checkpointer:
-    """Saves the steps of one run. Safe for use by many threads; all processes make the same calls.
+    """Saves the steps of one run.
+
+    Threads may share it. In a job of many processes, all must make the same calls.
 
     Args:
         run_uri: the run's folder; the first save creates the run.
@@ -80,20 +83,20 @@ class Checkpointer:
         clock: returns the current time in UTC.
         lease_ttl: seconds for which the run stays reserved for this writer if it dies.
         dedup: how long steps share the files of unchanged values.
-        reuse_buffers: copy the arrays of CPU devices, and NumPy arrays, into memory that the next
-            save uses again, see `buffer_bytes`. A training step that donates them right after a
-            save then need not wait for XLA to copy them into new memory. Costs as much host memory
-            as this process has of the state, until `close`.
+        reuse_buffers: copy NumPy arrays and the arrays of CPU devices into buffers that are kept
+            for the next save, see `buffer_bytes`. A training step that donates its arrays right
+            after a save then need not wait for XLA to copy them into new memory. Until `close`,
+            this costs as much host memory as this process's part of the state.
         host_memory: maximum bytes of host memory in this process for copies of arrays and for
-            uploads. Arrays that must be copied come in waves: `save` returns once the last wave is
-            copied, after the waves before are written. Arrays in host memory are held without a
-            copy and do not count. With kept buffers, a save that needs more is refused. None sets
-            no limit.
+            uploads; None for no limit. If the copies need more, they are made in waves: each wave
+            starts when the one before is written, and `save` returns when the last is copied.
+            Arrays in host memory that need no copy do not count. With `reuse_buffers`, a save
+            that needs more is refused.
 
     Raises:
         InvalidURIError: `run_uri` is malformed, or neither on a disk nor in GCS.
-        PolicyError: `lease_ttl` is not above 0, `dedup` is no DedupPolicy, `reuse_buffers` is
-            no bool, or `host_memory` is no number of bytes.
+        PolicyError: `lease_ttl` is not above 0 or too long, `dedup` is no DedupPolicy,
+            `reuse_buffers` is no bool, or `host_memory` is no number of bytes.
     """
 
     _by_run: ClassVar[dict[str, "Checkpointer"]] = {}
@@ -159,13 +162,13 @@ class Checkpointer:
         Args:
             uri: the run's folder.
             dedup: how long steps share files from now on; None changes nothing.
-            reuse_buffers: whether saves copy into kept memory from now on; None changes nothing.
-            host_memory: maximum bytes of host memory for saves from now on; None changes nothing,
-                or sets no limit if `reuse_buffers` is given.
+            reuse_buffers: whether saves copy into kept buffers from now on; None changes nothing.
+            host_memory: maximum bytes of host memory for saves from now on. None removes the limit
+                if `reuse_buffers` is given, and changes nothing otherwise.
 
         Raises:
             InvalidURIError: `uri` is malformed, or neither on a disk nor in GCS.
-            PolicyError: `dedup` is no DedupPolicy, or `Checkpointer` would refuse the others.
+            PolicyError: an option has a value that `Checkpointer` refuses.
         """
         key = str(parse_uri(uri))
         with cls._by_run_lock:
@@ -182,27 +185,28 @@ class Checkpointer:
     def buffer_bytes(self) -> int:
         """Bytes of host memory that this process keeps for copies of arrays, see `reuse_buffers`.
 
-        As many as the largest save so far needed; 0 before the first, after `close`, and without
-        `reuse_buffers`.
+        They are as many as the largest save so far needed. 0 before the first save, after `close`,
+        and without `reuse_buffers`.
         """
         return 0 if self._buffers is None else self._buffers.nbytes
 
     def begin(self, like: Any = None) -> None:
-        """Take the run now instead of at the first save; does nothing if it is taken already.
+        """Begin an attempt now instead of at the first save; do nothing if one has begun.
 
-        The first save then blocks no longer than later ones, which saves a second or so with a
-        remote store, and a job that may not write the run fails at its start.
+        The first save then blocks no longer than later ones: it saves about a second with a remote
+        store. A job that may not write to the run fails here, at its start.
 
         Args:
-            like: a tree of arrays like those that will be saved. On a GPU this pins the host memory
-                for their copies in the background, at some 2 GB/s; otherwise the first save waits
-                for it. Call this before the first step, whose compilation takes as long.
+            like: a tree of arrays like those that will be saved. For arrays on GPUs, host memory
+                for their copies is pinned in the background, at some 2 GB/s; without this, the
+                first save waits for it. Call it before the first training step, so that the
+                pinning overlaps with compilation.
 
         Raises:
             LeaseHeldError: another writer holds the run.
             FencedError: another writer has taken the run over.
             StoreCheckError: the store does not do what runs require.
-            InvalidURIError: this is the folder or the address of a checkpoint, or in another run.
+            InvalidURIError: the run's address is that of a checkpoint, or lies in another run.
             SaveError: the checkpointer is closed.
         """
         with self._lock:
@@ -235,47 +239,48 @@ class Checkpointer:
         Waits for the previous save, if that still runs.
 
         Args:
-            step: above the latest listed step, unless `overwrite`.
+            step: the step's number, above the latest listed step unless `overwrite`.
             items: trees by name, such as `{"model": model, "optimizer": optimizer}`, or one tree,
                 which is then called "state". A tree is any pytree, and may hold modules: all
                 Variables of NNX modules are saved, all arrays and numbers of Equinox modules.
             meta: JSON, stored as the item "meta".
-            iterators: of training data, by name, such as `{"train": iterator}`. The step stores
-                the current state of each process's iterators, so that `restore` can resume the
-                data, too. An iterator has `get_state` and `set_state`, as in Grain, or
-                `state_dict` and `load_state_dict`, as torchdata's StatefulDataLoader.
+            iterators: iterators of training data, by name, such as `{"train": iterator}`. The step
+                stores the current state of each process's iterators, so that `restore` can resume
+                the data, too. An iterator must have `get_state` and `set_state`, as in Grain, or
+                `state_dict` and `load_state_dict`, as torchdata's StatefulDataLoader has.
             model: description of the model, for readers without JAX.
             assets: small files that belong to the model, by name.
             metrics: numbers by name, for searches.
             labels: text by name, for searches.
-            overwrite: supersede `step` and later ones, if they exist, once the new one is durable;
-                until then they stay listed.
+            overwrite: allow a step that is not above the latest. The existing `step` and all later
+                ones stay listed until the new step is durable, which supersedes them.
             compression: "zstd" makes floating weights about a tenth smaller, and the save several
                 times slower; restores then go through TensorStore's decoder.
-            check: called once on each process, in another thread while the step is written. If it
-                raises on one, the save fails on all, and the step is not listed.
+            check: function that is called once on each process, in another thread while the step
+                is written. If it raises on one process, the save fails on all, and the step is not
+                listed.
             deadline: seconds that this call may wait for the previous save, for the store, and for
-                waves of arrays (`host_memory`). After that nothing is saved, and the previous save
-                goes on. By default it waits as long as that save makes progress: the deadline of a
-                silent store is 90 s.
+                waves of arrays (`host_memory`). After that it raises: nothing is saved, and the
+                previous save goes on. None waits as long as the previous save makes progress; a
+                store that does not respond for 90 s counts as no progress.
 
         Raises:
-            StepExistsError: the run lists this step or a later one, and not `overwrite`.
-            UnsupportedLeafError: leaves, keys or states of iterators that can't be stored; all are
+            StepExistsError: the run lists this step or a later one, and `overwrite` is False.
+            UnsupportedLeafError: leaves, keys or states of iterators can't be stored; all are
                 listed.
-            UnsupportedFormatError: an argument of another type, `meta` or the model's config that
-                is not JSON, labels that are no text, metrics that are no numbers, or a
-                `compression` that is not one we know.
-            InvalidURIError: a step, or an item's or iterator's name, that can't be used.
+            UnsupportedFormatError: an argument has a wrong type, `meta` or the model's config is
+                not JSON, a label is no text, a metric is no number, or `compression` is unknown.
+            InvalidURIError: the step, or an item's or iterator's name, can't be used.
             LeaseHeldError: another writer holds the run.
             FencedError: another writer has taken the run over.
             StoreCheckError: the store does not do what runs require.
-            PolicyError: a `deadline` that is no number of seconds above 0.
-            StoreUnavailableError: the store gives no answer; this save did not start.
-            SaveError: the previous save failed, and no call has raised that yet, or it still runs
-                at the deadline; this one did not start.
-                From `SaveHandle.wait`: this one failed, for example because somebody else saved
-                the step in the same attempt; their files stay untouched.
+            PolicyError: `deadline` is no number of seconds above 0.
+            StoreUnavailableError: the store does not respond; this save did not start.
+            SaveError: the previous save failed and no call has raised its error yet, or it still
+                runs at the deadline. This save did not start.
+
+        `SaveHandle.wait` raises SaveError if this save fails after its start, for example because
+        another program saved the step in the same attempt; that program's files stay unchanged.
         """
         options = SaveOptions(
             meta=meta,
@@ -292,7 +297,7 @@ class Checkpointer:
         return self.save_with(step, items, options)
 
     def save_with(self, step: SupportsIndex, items: Any, options: SaveOptions) -> SaveHandle:
-        """Start to save `step`, as `save` does with these options."""
+        """Start to save `step`; `save` documents the options, the result and the errors."""
         called = pop_call_time()
         try:
             if options.deadline is not None and not is_above_zero(options.deadline):
@@ -321,7 +326,7 @@ class Checkpointer:
         items: Mapping[str, Any],
         options: SaveOptions,
     ) -> "tuple[SaveHandle, _BackgroundWork]":
-        """Return the save's handle, and its background work, which waits for `go`."""
+        """Start a save; return its handle, and its background work, which waits for `go`."""
 
         def same(prepared: tuple[Save, dict[str, PreparedTree]]) -> dict[str, Any]:
             save, trees = prepared
@@ -377,7 +382,7 @@ class Checkpointer:
             except BaseException as exc:
                 if trees is not None:
                     trees.end(exc)
-                # A new attempt follows: Orbax may still write into this one's folder.
+                # The next save begins a new attempt: Orbax may still write into this one's folder.
                 self._writer.drop()
                 if work is not None:
                     work.go()
@@ -403,14 +408,14 @@ class Checkpointer:
                 self._buffers = buffers
 
     def _dedup_of(self, item: str) -> Dedup:
-        """Return the state of an item's deduplication over the saves of this run."""
+        """Return an item's deduplication state, which is kept from save to save."""
         doubtful = functools.partial(doubtful_steps, self._run)
         dedup = self._dedup.setdefault(item, Dedup(self._dedup_policy, self._clock, doubtful))
         dedup.policy = self._dedup_policy
         return dedup
 
     def _drop_failed(self, handle: SaveHandle) -> None:
-        """Drop the attempt of a save that failed or was abandoned: it publishes no more."""
+        """Drop the attempt of a save that failed or was abandoned: it must list no more steps."""
         if handle.state is SaveState.FAILED:
             self._writer.drop()
 
@@ -426,23 +431,26 @@ class Checkpointer:
     ) -> Any:
         """Restore a step of this run into the target's structure; all processes must call this.
 
-        Waits for the save in flight, so that its step can be restored, too.
+        Waits first for the save in flight, so that its step can be restored, too.
 
         Args:
-            target: the argument of `save`, or something of equal structure, see `load`.
-            step: its number, "best:METRIC:min", "best:METRIC:max", or an alias; by default the
-                latest.
+            target: the items as given to `save`, or a tree of equal structure, see `load`.
+            step: the step's number, "best:METRIC:min", "best:METRIC:max", or an alias; None for
+                the latest step.
             only: the leaves to restore: a regular expression that matches somewhere in their paths,
                 or a predicate on a path.
-            cast: floating leaves may change dtype, and integers whose values all fit.
-            iterators: of training data, by name: set to their position when the step was saved.
-            damaged: "skip" loads the newest sound step if the latest is damaged, and the next save
-                continues from there, see `load`.
+            cast: allow floating leaves to change dtype, and integers whose values all fit the new
+                dtype.
+            iterators: iterators of training data, by name; each is set to its position at the time
+                of the save.
+            damaged: what to do if `step` names no certain step and the latest is damaged. "refuse"
+                raises; "skip" loads the newest step that is not damaged, and the next save
+                continues from it, see `load`.
 
         Raises:
-            SaveError: the last save failed, and no call has raised that yet.
+            SaveError: the last save failed, and no call has raised its error yet.
             StepDamagedError: no step is named, the latest is damaged, and `damaged` is "refuse".
-            StorageError: as `load`.
+            StorageError: for the other reasons of `load`.
         """
         self.wait_until_finished()
         return load(
@@ -487,7 +495,7 @@ class Checkpointer:
         """Wait until no save is in flight.
 
         Raises:
-            SaveError: the last save failed, and no call has raised that yet.
+            SaveError: the last save failed, and no call has raised its error yet.
         """
         with self._lock:
             self._settle()
@@ -496,7 +504,7 @@ class Checkpointer:
         """Wait for the save in flight, then release the run for other writers.
 
         Raises:
-            SaveError: the last save failed, and no call has raised that yet.
+            SaveError: the last save failed, and no call has raised its error yet.
         """
         with self._lock:
             self._refuse_fork()
@@ -508,7 +516,7 @@ class Checkpointer:
                     self._release_when_over()
 
     def _release_when_over(self) -> None:
-        """Release the run once no work runs: an abandoned save still needs the lease."""
+        """Release the run once no save's thread runs: an abandoned save still needs the lease."""
         if self._work is None:
             self._release()
             return
@@ -537,7 +545,7 @@ class Checkpointer:
         return work
 
     def _refuse_fork(self) -> None:
-        """Refuse calls in a forked child, which lacks the threads that do the work."""
+        """Raise SaveError in a forked child process, which lacks the threads that save."""
         if os.getpid() != self._process:
             raise SaveError(
                 "the checkpointer is another process's",
@@ -571,7 +579,14 @@ class Checkpointer:
         options: SaveOptions,
         stack: ExitStack,
     ) -> tuple[Save, dict[str, PreparedTree]]:
-        """Prepare the save once the previous one has ended; `stack` lasts for the call."""
+        """Wait for the previous save, then prepare this one.
+
+        Garbage collection pauses until `stack` is closed.
+
+        Raises:
+            SaveError: the checkpointer is closed or belongs to another process, or the previous
+                save failed or still runs at the deadline.
+        """
         self._refuse_fork()
         self._refuse_closed()
         left = deadline_seconds_left()
@@ -617,13 +632,13 @@ class Checkpointer:
         )
 
     def _take_run(self) -> int:
-        """Begin an attempt after the latest step, unless one is held; on process 0 only."""
+        """Begin an attempt, unless this writer has one, and return it. Process 0 calls this."""
         listing = self._create_run()
         self._skip_damaged()
         return self._writer.begin(listing)
 
     def _claim(self, step: int, overwrite: bool) -> tuple[int, str]:
-        """Return the attempt to write `step` in, and a unique name; on process 0 only."""
+        """Return the attempt to write `step` in, and a random name of the save, for process 0."""
         listing = self._create_run()
         self._skip_damaged()
         return self._writer.claim(step, overwrite=overwrite, listing=listing), secrets.token_hex(8)
@@ -641,7 +656,7 @@ class Checkpointer:
 
 
 def _forget_runs() -> None:
-    """Clear the registry in a forked child, which needs attempts of its own."""
+    """Clear the registry of `for_run` in a forked child, which needs checkpointers of its own."""
     Checkpointer._by_run, Checkpointer._by_run_lock = {}, threading.Lock()
 
 
@@ -649,7 +664,7 @@ os.register_at_fork(after_in_child=_forget_runs)
 
 
 def _number_of(step: SupportsIndex) -> int:
-    """Return the step's number, or -1 if it has none."""
+    """Return the step's number; -1 if it is not a valid step."""
     try:
         return check_step(step)
     except InvalidURIError:
@@ -657,17 +672,17 @@ def _number_of(step: SupportsIndex) -> int:
 
 
 def _not_copied(handle: SaveHandle, waves: int) -> BaseException:
-    """Abandon a save whose arrays missed the deadline; return its error."""
+    """Abandon a save whose arrays were not on the host in time; return the error to raise."""
     handle.abandon(f"arrays that were not on the host at the deadline, in {waves} waves")
     try:
         handle.wait()  # marks the error as raised, so that the next save does not raise it
     except StorageError as exc:
         return exc
-    return SaveError("the save was abandoned", path=handle.uri)  # never: `wait` raises
+    return SaveError("the save was abandoned", path=handle.uri)  # not reached: `wait` raises
 
 
 def _check_ttl(seconds: Any) -> None:
-    """Refuse a lease that expires at once, or that blocks other writers for too long."""
+    """Raise PolicyError for a lease that is not above 0 seconds, or is too long."""
     if not is_above_zero(seconds) or seconds > _LONGEST_TTL_SECONDS:
         raise PolicyError(
             "the lease can't protect the run",
@@ -691,22 +706,22 @@ def _checked_dedup(policy: Any) -> DedupPolicy:
 
 
 class _BackgroundWork:
-    """Thread that keeps the process alive until it ends.
+    """Non-daemon thread that does a save's work; the process does not end before it does.
 
-    It lets its starter return first: otherwise the two would contend for the GIL, and the caller of
-    `save` would wait. Garbage collection is off until the work begins, as it would visit all that
-    the caller has just made.
+    The work begins after `go`, so that `save` returns first: otherwise the two threads would
+    contend for the GIL. Garbage collection is off until then, since it would visit the many objects
+    that the save has just made.
 
     Attributes:
-        over: set once the work has ended, also by an error.
+        over: event that is set once the work has ended or failed.
     """
 
     def __init__(self, work: Callable[[], object], *, name: str) -> None:
         """Prepare the thread; `start` starts it.
 
         Args:
-            work: what to do.
-            name: of the thread.
+            work: function that does the work.
+            name: name of the thread.
         """
         self._work: Callable[[], object] | None = work
         self._thread = threading.Thread(target=self._run, name=name, daemon=False)
@@ -718,11 +733,11 @@ class _BackgroundWork:
 
     @property
     def started(self) -> bool:
-        """True once the thread exists."""
+        """True once the thread was started."""
         return self._thread.ident is not None
 
     def start(self) -> None:
-        """Start the thread; its work begins after `go`, or after a moment."""
+        """Start the thread; its work begins after `go`, or after `_LEAVING_SECONDS`."""
         self._first.enter_context(pause_gc())
         try:
             self._thread.start()
@@ -736,7 +751,7 @@ class _BackgroundWork:
         self._gone.set()
 
     def when_over(self, call: Callable[[], object]) -> None:
-        """Call `call` after the work: at once if it is over, else in its thread."""
+        """Call `call` after the work: at once if that is over, else later in the work's thread."""
         with self._lock:
             if not self.over.is_set():
                 self._calls.append(call)

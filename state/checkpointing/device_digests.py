@@ -1,8 +1,8 @@
 """Digests of arrays, computed on their devices to detect unchanged leaves.
 
-A frozen base that a training step receives and returns is a new array each time. Its digest,
-computed at the speed of device memory, shows that it equals what the last save stored, without a
-transfer to the host. Digests never leave the process. Imports JAX. See ADR 52.
+A training step returns new arrays also for weights that it does not change (a frozen base). A
+digest, computed at the speed of device memory, shows that such an array equals the one of the last
+save, without a transfer to the host. Digests never leave the process. Imports JAX. See ADR 52.
 """
 
 import logging
@@ -26,13 +26,13 @@ _KEYS: Final = np.frombuffer(secrets.token_bytes(8 * _LANES), np.uint32).reshape
 """Two random keys for each lane of a digest, new in each process."""
 
 _MOST_TOGETHER: Final = 16
-"""Arrays per compiled program. Few: another leaf recompiles only its neighbours' program."""
+"""Maximum arrays per compiled program. Small, so that one more leaf recompiles little."""
 
 _BLOCK: Final = 1 << 20
-"""Elements per block of a digest."""
+"""Elements of a shard that are digested at once."""
 
 _MOST_MEMORY: Final = 256 << 20
-"""Maximum temporary device memory of a program, in bytes; a block's lanes usually take 16 MiB."""
+"""Maximum temporary device memory of a program, in bytes; usually a block needs 16 MiB."""
 
 _FACTORS: Final = (np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35))
 """Factors of MurmurHash3's 32-bit finalizer, by Austin Appleby, which is in the public domain."""
@@ -42,9 +42,9 @@ class DeviceShard(NamedTuple):
     """Device, shape and dtype of a shard of a leaf.
 
     Attributes:
-        device: where it lies.
-        shape: of it.
-        dtype: of it, by name.
+        device: the device that has it.
+        shape: shape of the shard.
+        dtype: name of its dtype.
     """
 
     device: jax.Device
@@ -53,11 +53,11 @@ class DeviceShard(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """Key of a program: number and kind of the shards that it digests.
+    """Key of a compiled program, which digests several shards of one device, shape and dtype.
 
     Attributes:
-        place: of each.
-        number: of them.
+        place: device, shape and dtype of every shard.
+        number: number of shards.
     """
 
     place: DeviceShard
@@ -65,11 +65,12 @@ class _Kind(NamedTuple):
 
 
 class DeviceDigests(NamedTuple):
-    """Digests that devices compute.
+    """Digests of leaves, which devices may still be computing.
 
     Attributes:
-        paths: of the leaves that have one.
-        rows: (path, number) of the shards that were digested together, with their digests.
+        paths: paths of the leaves whose digests are computed.
+        rows: for each program that runs: (path, number of the shard) of its shards, and its
+            result, an array with one digest per shard.
         earlier: digests of unchanged leaves from an earlier save, by path.
     """
 
@@ -78,7 +79,7 @@ class DeviceDigests(NamedTuple):
     earlier: Mapping[str, bytes] = MappingProxyType({})
 
     def values(self) -> dict[str, bytes]:
-        """Wait for the devices and return all digests by path.
+        """Wait for the devices and return all digests, by path of the leaf.
 
         Raises:
             JaxRuntimeError: a device failed.
@@ -104,7 +105,7 @@ class _Programs:
         self._asked: set[_Kind] = set()
 
     def get(self, kinds: Collection[_Kind]) -> dict[_Kind, Any]:
-        """Return the compiled ones; start to compile the others."""
+        """Return those programs that are compiled; start to compile the others."""
         with self._lock:
             ready = {kind: self._compiled[kind] for kind in kinds if kind in self._compiled}
             new = [kind for kind in kinds if kind not in self._asked]
@@ -139,10 +140,10 @@ _programs: Final = _Programs()
 
 
 def compile_digests(leaves: Mapping[str, Sequence[DeviceShard]]) -> None:
-    """Start to compile the programs for a later `start_digests`; returns at once.
+    """Start to compile the programs for a later `start_digests`; return at once.
 
     Args:
-        leaves: the places of their shards, by path.
+        leaves: device, shape and dtype of each shard, by path of the leaf.
     """
     _programs.get([kind for kind, _ in _groups(leaves)])
 
@@ -150,13 +151,13 @@ def compile_digests(leaves: Mapping[str, Sequence[DeviceShard]]) -> None:
 def start_digests(
     shards: Mapping[str, Sequence[jax.Array]], places: Mapping[str, Sequence[DeviceShard]]
 ) -> DeviceDigests:
-    """Start digests of leaves on their devices; returns at once.
+    """Start to compute digests of leaves on their devices, and return them without waiting.
 
-    Leaves whose programs are not compiled yet get no digest now; compilation starts.
+    A leaf whose programs are not compiled yet gets no digest this time; their compilation starts.
 
     Args:
-        shards: by path, a leaf's shards, each on one device, of a dtype with digests.
-        places: by path, the places of these shards.
+        shards: each leaf's shards on single devices, by path; `has_digest` is true of the dtypes.
+        places: device, shape and dtype of these shards, by path.
     """
     groups = _groups(places)
     programs = _programs.get([kind for kind, _ in groups])
@@ -176,7 +177,11 @@ def start_digests(
 def _groups(
     leaves: Mapping[str, Sequence[DeviceShard]],
 ) -> list[tuple[_Kind, Sequence[tuple[str, int]]]]:
-    """Return (path, number) of the shards that are digested together, with their kind."""
+    """Divide shards into groups, each for one program.
+
+    Returns:
+        For each group: its kind, and (path, number of the shard in its leaf) of its shards.
+    """
     alike: dict[DeviceShard, list[tuple[str, int]]] = {}
     for path, parts in leaves.items():
         for number, place in enumerate(parts):
@@ -190,7 +195,7 @@ def _groups(
 
 
 def has_digest(dtype: Any) -> bool:
-    """Return True if arrays of this dtype can be viewed as words of up to 32 bits."""
+    """Return True if arrays of this dtype can have a digest: elements of whole 8 to 64 bits."""
     if jnp.issubdtype(dtype, jnp.floating):
         return jnp.finfo(dtype).bits in (8, 16, 32, 64)
     return dtype == np.bool_ or bool(jnp.issubdtype(dtype, jnp.integer))
@@ -201,9 +206,10 @@ def _digests(keys: jax.Array, arrays: Sequence[jax.Array]) -> jax.Array:
 
 
 def _digest(keys: jax.Array, array: jax.Array) -> jax.Array:
-    """Return the sum over words of a function that is a bijection for each position.
+    """Return the digest of an array: a sum over all its words, each mixed with its position.
 
-    Computes a block at a time, which bounds the memory of whatever the compiler makes of it.
+    For a given position the mixing is a bijection, so a change of one word changes the digest. The
+    sum is computed a block at a time, which bounds the memory that the compiled program needs.
     """
     array = jnp.atleast_1d(array)
     axis = int(np.argmax(array.shape))
@@ -225,7 +231,14 @@ def _digest(keys: jax.Array, array: jax.Array) -> jax.Array:
 
 
 def _sums(keys: jax.Array, words: jax.Array, axis: int, start: Any) -> jax.Array:
-    """Return the lanes of a block that begins at `start` of an axis."""
+    """Return a block's sums, one per lane.
+
+    Args:
+        keys: two keys per lane.
+        words: the block's words.
+        axis: the array's axis along which it was divided into blocks.
+        start: index on that axis at which the block begins.
+    """
     place = jnp.zeros(words.shape, jnp.uint32)
     for number in range(words.ndim):
         index = jax.lax.broadcasted_iota(jnp.uint32, words.shape, number)
@@ -241,7 +254,7 @@ def _sums(keys: jax.Array, words: jax.Array, axis: int, start: Any) -> jax.Array
 
 
 def _bits(array: jax.Array) -> jax.Array:
-    """Return the elements as integers of at most 32 bits, injectively; 64 bits become two words."""
+    """Return the elements as integers of at most 32 bits: their own bits; 64 bits become two."""
     dtype = array.dtype
     if jnp.issubdtype(dtype, jnp.floating):
         return jax.lax.bitcast_convert_type(array, f"uint{min(jnp.finfo(dtype).bits, 32)}")

@@ -1,14 +1,13 @@
-"""Exit hooks: a process ends once its saves are durable, and fails if one failed.
+"""Exit hooks: a process ends once its saves are durable, with a failure status if one failed.
 
-The interpreter stops its worker threads before it runs `atexit` callbacks, and Orbax needs those
-threads. So the wait happens in `threading`'s own exit hook, which runs last in, first out and so
-before that of `concurrent.futures`; the exit status is set in `atexit`, after everything else that
-was registered later has run.
+The interpreter stops worker threads of `concurrent.futures` before it runs `atexit` callbacks, and
+Orbax needs those threads. So the process waits for saves in an exit hook of `threading`: those run
+in reverse order of registration, so ours runs before that of `concurrent.futures`. The exit status
+is set in an `atexit` callback, after callbacks that were registered later have run.
 
-A preempted process that has no time left for a save calls `leave`, and waits for none. The exit
-also does not wait for a call that was abandoned because a store does not answer (`outlast`): it may
-never end. Nor does it wait for Orbax's threads that still ask that store, about which we get no
-notice.
+Some work is not waited for, since it may never end: saves in a preempted process that has no time
+left (it calls `leave`), calls that were abandoned because a store does not respond (`outlast`), and
+Orbax's threads that still wait for that store, which do not report to us.
 """
 
 import atexit
@@ -26,21 +25,21 @@ from typing import Final, Protocol
 __all__ = ["FAILED_STATUS", "LEAVE_SECONDS", "guard", "leave", "outlast", "release"]
 
 FAILED_STATUS: Final = 1
-"""Exit status of a process whose last save failed without an error reaching the caller."""
+"""Exit status of a process if a save failed whose error no call has raised."""
 
 LEAVE_SECONDS: Final = 3.0
 """Seconds for other packages' exit handlers in a process that `leave`s."""
 
 
 _LOOP_THREADS: Final = "asyncio_"
-"""Prefix of the names of asyncio's threads for blocking calls."""
+"""Prefix of the names of threads in which asyncio runs blocking calls."""
 
 
 class Closing(Protocol):
     """Object that has work to finish before the process ends."""
 
     def close(self) -> None:
-        """Wait for running work; raise an error that was not reported yet."""
+        """Wait for running work; raise its error if no call has raised that yet."""
 
 
 _open: dict[int, Closing] = {}
@@ -59,17 +58,19 @@ def guard(closing: Closing) -> None:
 
 
 def release(closing: Closing) -> None:
-    """Forget `closing`, which is closed."""
+    """Undo `guard`: `closing` needs no call of `close` at exit any more."""
     with _lock:
         _open.pop(id(closing), None)
 
 
 def outlast(running: Callable[[], bool]) -> None:
-    """Let the process end, with a failure, although a call to a silent store still runs.
+    """Let the process end although an abandoned call still waits for a store that does not respond.
+
+    If the call or one of Orbax's event loop threads still runs at exit, the status is
+    `FAILED_STATUS`; else this changes nothing.
 
     Args:
-        running: True while the abandoned call runs. If neither it nor a thread of Orbax's event
-            loops runs when the process ends, the exit is an ordinary one.
+        running: function that returns True while the abandoned call runs.
     """
     global _unanswered
     with _lock:
@@ -79,10 +80,11 @@ def outlast(running: Callable[[], bool]) -> None:
 
 
 def leave() -> None:
-    """Make the process end without waiting for saves, and with a failure.
+    """Make the process end, when it does, without waiting for saves, and with `FAILED_STATUS`.
 
-    For a process that has abandoned a save, whose writers would hold it longer than it may live.
-    The process still runs to its end, and so do the exit handlers of others.
+    Meant for a preempted process that abandoned a save: waiting for the save's threads would take
+    longer than the process may run. This call itself does not end the process. At exit, the
+    `atexit` callbacks of other packages get `LEAVE_SECONDS`.
     """
     global _leaving
     _leaving = True
@@ -111,7 +113,7 @@ def _close_all() -> None:
 
 
 def _leave() -> None:
-    """End the process here, before the interpreter waits for threads that may never end."""
+    """End the process now, before the interpreter waits for threads that may never end."""
     global _failed
     _failed = True
     print("cairn: a save was abandoned, the process does not wait for it", file=sys.stderr)
@@ -126,7 +128,7 @@ def _leave() -> None:
 
 
 def _leave_asking() -> None:
-    """End the process if the interpreter still waits for an event loop's thread."""
+    """After `LEAVE_SECONDS`, end the process if an asyncio thread still keeps it from ending."""
     global _failed
     time.sleep(LEAVE_SECONDS)
     if any(thread.name.startswith(_LOOP_THREADS) for thread in threading.enumerate()):
@@ -136,7 +138,10 @@ def _leave_asking() -> None:
 
 
 def _set_status() -> None:
-    """Exit with a failure. `os._exit` is the only way to change the status this late."""
+    """End the process with `FAILED_STATUS` if something failed; else do nothing.
+
+    `os._exit` is the only way to change the status this late.
+    """
     if not _failed:
         return
     logging.shutdown()

@@ -1,4 +1,4 @@
-"""Pause of Python's garbage collector while many long-lived objects are made. Pure."""
+"""Pause of Python's garbage collector while many long-lived objects are created."""
 
 import gc
 import os
@@ -12,16 +12,15 @@ _lock = threading.Lock()
 _within = 0
 """Number of open contexts, over all threads."""
 _enabled = False
-"""The collector was enabled before the first of them."""
+"""True if the collector was enabled when the first of the open contexts was entered."""
 
 
 @contextmanager
 def pause_gc() -> Iterator[None]:
     """Disable automatic garbage collection within the context.
 
-    Each collection visits all objects, again and again as more are made: with a few objects per
-    leaf this takes longer than making them, and frees nothing. One thread may enter the context and
-    another leave it.
+    While a large tree is created, each collection visits all of its objects again and frees none:
+    that takes longer than creating them. One thread may enter the context and another leave it.
     """
     global _within, _enabled
     with _lock:
@@ -39,7 +38,7 @@ def pause_gc() -> Iterator[None]:
 
 
 def _enable_in_child() -> None:
-    """Reset the state in a forked child, which lacks the threads within a context."""
+    """End all pauses in a forked child, which lacks the threads that would leave the contexts."""
     global _lock, _within
     _lock = threading.Lock()
     if _within and _enabled:

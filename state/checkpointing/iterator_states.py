@@ -1,9 +1,9 @@
 """Lossless JSON encoding of an iterator's state.
 
-JSON types are written as they are, so that the file of a Grain iterator is Grain's own. Other types
-become an object with one key that begins with "$": bytes, tuples, non-finite floats, mappings with
-keys other than text, NumPy arrays, and PyTorch tensors, in which samplers keep their random state.
-Nothing is pickled; what only pickle could store is refused.
+JSON types are written unchanged, so a Grain iterator's file is what Grain itself would write. Other
+types become an object with one key that begins with "$": bytes, tuples, non-finite floats, mappings
+with keys other than text, NumPy arrays, and PyTorch tensors (samplers keep their random state in
+them). All else is refused: nothing is pickled.
 """
 
 import base64
@@ -29,11 +29,11 @@ _ARRAY: Final = "$array"
 _TENSOR: Final = "$tensor"
 
 _NUMBERS: Final = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}
-"""Supported kinds of NumPy dtypes, and their maximum bytes: wider floats differ between
-processors."""
+"""Supported kinds of NumPy dtypes -> maximum bytes of an element. Wider floats have other formats
+on other processors."""
 
 _REGISTERED: Final = 2
-"""`isbuiltin` of another package's dtype, whose text form is ambiguous."""
+"""`isbuiltin` of a dtype that another package registered; its `str` does not identify it."""
 
 _MAX_BITS: Final = 8192
 """Maximum bits of an integer: JSON readers may refuse more than some 4,000 digits."""
@@ -44,10 +44,10 @@ _MAX_DEPTH: Final = 100
 
 
 class NotStorableError(Exception):
-    """Parts of a state can't be stored.
+    """Parts of an iterator's state can't be stored.
 
     Attributes:
-        problems: one line each, with the place in the state.
+        problems: one line per part: its place in the state, and its type.
     """
 
     def __init__(self, problems: list[str]) -> None:
@@ -59,7 +59,7 @@ def state_to_json(state: Any) -> bytes:
     """Encode an iterator's state as JSON; NumPy numbers become equal Python numbers.
 
     Raises:
-        NotStorableError: unsupported parts; all are listed.
+        NotStorableError: parts of the state are of unsupported types; all are listed.
     """
     problems: list[str] = []
     try:
@@ -72,12 +72,16 @@ def state_to_json(state: Any) -> bytes:
 
 
 def state_from_json(data: bytes, *, path: object) -> Any:
-    """Decode what `state_to_json` encoded.
+    """Decode an iterator's state from the result of `state_to_json`.
+
+    Args:
+        data: the JSON.
+        path: the file, for errors.
 
     Raises:
-        UnsupportedFormatError: a newer release wrote it, or it holds tensors and PyTorch is not
-            imported.
-        CorruptionError: it is not JSON of this kind.
+        UnsupportedFormatError: a newer release wrote the state, or it holds tensors and PyTorch is
+            not imported.
+        CorruptionError: `data` is not JSON of this form.
     """
     try:
         return json.loads(data, object_hook=lambda node: _read(node, path))
@@ -94,7 +98,14 @@ def state_from_json(data: bytes, *, path: object) -> Any:
 
 
 def _written(value: Any, where: str, problems: list[str], depth: int = 0) -> Any:
-    """Return the JSON form of `value`; add unsupported parts to `problems`."""
+    """Return the JSON form of `value`; add a line to `problems` for each unsupported part.
+
+    Args:
+        value: a state, or a part of one.
+        where: place of `value` in the state, for `problems`.
+        problems: list that lines are added to.
+        depth: number of containers around `value`.
+    """
     if depth > _MAX_DEPTH:
         raise RecursionError
     kind = type(value)
@@ -147,7 +158,7 @@ def _described(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def _as_numpy(value: Any) -> np.ndarray[Any, Any] | None:
-    """Convert a plain PyTorch tensor in host memory to an array; None for all else."""
+    """Return a plain PyTorch tensor in host memory as an array; None for any other value."""
     torch = sys.modules.get("torch")
     if torch is None or type(value) is not torch.Tensor:
         return None
@@ -165,7 +176,7 @@ def _text(data: bytes) -> str:
 
 
 def _read(node: dict[str, Any], path: object) -> Any:
-    """Decode a JSON object, whose inner objects are already decoded."""
+    """Decode one JSON object; the objects within it are decoded already."""
     if len(node) != 1 or not next(iter(node)).startswith("$"):
         return node
     ((tag, value),) = node.items()

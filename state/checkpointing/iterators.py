@@ -2,9 +2,9 @@
 
 An iterator is an object with `get_state()` and `set_state(state)`, such as Grain's, or with
 `state_dict()` and `load_state_dict(state)`, such as torchdata's StatefulDataLoader. Each process
-saves the states of its own iterators, and a job of equally many processes sets them again one by
-one. Another number of processes can resume if all states are one index into the whole data, as
-those of Grain's ElasticIterator are, or if the iterator has `set_states(states)` or
+saves the states of its own iterators. In a job with the same number of processes, each restores its
+own. A job with another number can resume if the state is the same on all processes, one index into
+the whole data, as with Grain's ElasticIterator; or if the iterator has `set_states(states)` or
 `load_state_dicts(states)`, which receive the states of all saving processes, in order. Imports JAX.
 """
 
@@ -66,14 +66,14 @@ class IteratorState:
     """State of an iterator; accepted in place of the iterator in a save.
 
     Attributes:
-        data: as it is stored.
+        data: the state in its stored form, JSON.
     """
 
     data: bytes
 
 
 class _Methods(NamedTuple):
-    """Names of an iterator's methods."""
+    """Names of the methods that get a state, set it, and set the states of all processes."""
 
     get: str
     set: str
@@ -88,13 +88,14 @@ _EXPECTED: Final = "get_state and set_state, or state_dict and load_state_dict"
 
 
 def capture_states(iterators: Mapping[str, Any] | None) -> dict[str, IteratorState]:
-    """Return the current states of iterators, by name.
+    """Return the current states of iterators, by name; empty for None.
 
     Raises:
-        UnsupportedFormatError: this is no mapping.
-        InvalidURIError: a name that can't be used.
-        UnsupportedLeafError: an iterator without state, two names of one iterator, a state that
-            can't be read or stored, or more than `MAX_STATE_BYTES`; all are listed.
+        UnsupportedFormatError: `iterators` is no mapping.
+        InvalidURIError: a name can't be used.
+        UnsupportedLeafError: an object without the methods of an iterator, one iterator with two
+            names, a state that can't be stored (all of these are listed), an iterator that fails
+            to return its state, or states larger than `MAX_STATE_BYTES`.
     """
     named = _checked_names(iterators)
     problems = [*_twice(named)]
@@ -147,27 +148,27 @@ def capture_states(iterators: Mapping[str, Any] | None) -> dict[str, IteratorSta
 
 @dataclass(frozen=True)
 class Positions:
-    """Iterators and the states to set.
+    """Iterators, and the stored states that they are to be set to.
 
     Attributes:
-        where: the step, for errors.
-        states: by name: the iterator, its method that takes the state, and the state.
+        where: the step that stores the states, for errors.
+        states: for each name: the iterator, the name of its method that sets a state, the state.
     """
 
     where: str
     states: Mapping[str, tuple[Any, str, Any]]
 
     def same(self) -> dict[str, list[str]]:
-        """Return what must be equal on all processes."""
+        """Return the part that must be equal on all processes: the names of the iterators."""
         return {"iterators": sorted(self.states)}
 
     def set(self) -> None:
-        """Set the iterators; call it once everything else in a restore has succeeded.
+        """Set the iterators to their states; call this after all else in a restore has succeeded.
 
         All processes of a job must call this.
 
         Raises:
-            IteratorMismatchError: an iterator, perhaps on another process, refused its state.
+            IteratorMismatchError: an iterator on this or another process refused its state.
         """
         if self.states:
             agreement.all_or_none(self._set)
@@ -190,20 +191,20 @@ class Positions:
 def find_positions(
     reader: CheckpointReader, iterators: Mapping[str, Any] | None, where: str
 ) -> Positions:
-    """Read and check a step's states for these iterators; set none.
+    """Read a step's states for these iterators and check that they fit; set no iterator.
 
     Args:
-        reader: of the step.
-        iterators: by name; may omit some that the step has.
+        reader: reader of the step.
+        iterators: the iterators to set, by name; None or fewer than the step has are allowed.
         where: the step, for errors.
 
     Raises:
-        UnsupportedFormatError: this is no mapping; or a newer release wrote a state.
-        InvalidURIError: a name that can't be used.
-        IteratorMismatchError: the step has no such iterator, one has no methods to be set by, or
-            can't resume with another number of processes; all are listed.
-        CorruptionError: a state is not what was saved.
-        StoreUnavailableError: the store gives no answer.
+        UnsupportedFormatError: `iterators` is no mapping, or a newer release wrote a state.
+        InvalidURIError: a name can't be used.
+        IteratorMismatchError: the step has no iterator of a name, an object has no methods to set
+            its state, or an iterator can't resume with another number of processes; all are listed.
+        CorruptionError: a stored state is damaged.
+        StoreUnavailableError: the store does not respond.
     """
     named = _checked_names(iterators)
     stored = reader.iterators
@@ -235,12 +236,12 @@ def find_positions(
 def warn_of_left(
     reader: CheckpointReader, iterators: Mapping[str, Any] | None, *, where: str
 ) -> None:
-    """Warn once that data restarts although the step knows its position.
+    """Warn, once per step, that the step has positions in data which are not restored.
 
     Args:
-        reader: of the step.
-        iterators: those that are set; {} asks for none, without a warning.
-        where: the step.
+        reader: reader of the step.
+        iterators: the iterators that are restored; {} means none on purpose: no warning.
+        where: the step, for the warning.
     """
     left = sorted(reader.iterators.keys() - (iterators or {}).keys())
     asked_for_none = iterators is not None and not iterators
@@ -256,7 +257,7 @@ def warn_of_left(
 
 
 def _misfit(reader: CheckpointReader, name: str, iterator: Any, methods: _Methods) -> str | None:
-    """Return the reason that the stored states don't fit this iterator in this job; else None."""
+    """Return why an iterator can't resume with this job's number of processes; None if it can."""
     saved, now = reader.iterators[name], jax.process_count()
     if saved == now or callable(getattr(iterator, methods.set_all, None)):
         return None
@@ -273,7 +274,7 @@ def _misfit(reader: CheckpointReader, name: str, iterator: Any, methods: _Method
 def _state(
     reader: CheckpointReader, name: str, iterator: Any, methods: _Methods
 ) -> tuple[str, Any]:
-    """Return the method that takes the stored state, and the state."""
+    """Return the name of the iterator's method to call, and the state or states to call it with."""
     saved = reader.iterators[name]
     if saved != jax.process_count() and callable(getattr(iterator, methods.set_all, None)):
         return methods.set_all, _read(reader, name, range(saved))
@@ -283,7 +284,7 @@ def _state(
 
 
 def _read(reader: CheckpointReader, name: str, processes: Sequence[int]) -> list[Any]:
-    """Read the states that these processes saved."""
+    """Return an iterator's states that these processes saved, in the order of `processes`."""
     count = reader.iterators[name]
     return [
         state_from_json(data, path=reader.uri / iterator_file(name, process, count))
@@ -300,7 +301,7 @@ def _is_global(state: Any) -> bool:
 
 
 def _methods_of(iterator: Any) -> _Methods | None:
-    """Return the names of this iterator's methods; None if it has none."""
+    """Return the names of an iterator's methods for its state; None if it has none of them."""
     for methods in _KNOWN:
         if all(callable(getattr(iterator, name, None)) for name in (methods.get, methods.set)):
             return methods
@@ -332,7 +333,7 @@ def _checked_names(iterators: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _twice(iterators: Mapping[str, Any]) -> list[str]:
-    """Return a line for each iterator that also has an earlier name."""
+    """Return a line for each name whose iterator also has an earlier name."""
     first: dict[int, str] = {}
     named = ((name, first.setdefault(id(iterator), name)) for name, iterator in iterators.items())
     return [f"{name}: the very iterator that is {other}" for name, other in named if name != other]

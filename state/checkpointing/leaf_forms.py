@@ -1,7 +1,7 @@
-"""Stored forms of leaves: unchanged, as another dtype of equal information, or shape only.
+"""Stored forms of leaves: unchanged, converted to another dtype without loss, or the shape only.
 
-Orbax and TensorStore store most leaves unchanged. The others are listed here, each with a lossless
-form, which the checkpoint records so that reading can undo it. Leaves without such a form are
+Orbax and TensorStore store most leaves unchanged. This module converts the others to a lossless
+form; the checkpoint records which, so that reading can undo it. Leaves that have no such form are
 refused before anything is written. Imports JAX.
 """
 
@@ -35,11 +35,11 @@ STORED_DTYPES: Final = frozenset(
         *("float8_e5m2fnuz", "float8_e8m0fnu"),
     }
 )
-"""Dtypes that TensorStore's zarr3 driver writes and reads bit for bit (each is tested). It uses a
-byte per int4, so those are packed where possible."""
+"""Dtypes that TensorStore's zarr3 driver writes and reads bit for bit (each is tested). It stores
+an int4 in a whole byte, so arrays of int4 are packed where possible."""
 
 WIDENED: Final = frozenset({"uint2", "uint4"})
-"""Dtypes stored as uint8 of equal value, unless packed: zarr3 has no unsigned type this small."""
+"""Dtypes stored as uint8 of equal value, unless packed: zarr3 has no such unsigned dtype."""
 
 BITCAST: Final = frozenset({"float8_e4m3"})
 """Dtypes stored as uint8 of equal bits: zarr3 has no such type."""
@@ -56,12 +56,15 @@ def is_key_dtype(dtype: Any) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def dtype_name(dtype: Any) -> str:
-    """Return the recorded name of a dtype, such as "bfloat16" or "key<fry>"."""
+    """Return the name by which checkpoints record a dtype, such as "bfloat16" or "key<fry>"."""
     return str(dtype) if is_key_dtype(dtype) else np.dtype(dtype).name
 
 
 def why_no_plain_array(array: np.ndarray[Any, Any]) -> str | None:
-    """Return the reason that a NumPy array is more than its elements; None if it is not."""
+    """Return why a NumPy array can't be stored as its elements alone; None if it can.
+
+    Masked arrays and instances of other subclasses of `np.ndarray` can't.
+    """
     if isinstance(array, np.ma.MaskedArray):
         return "a masked array, whose mask would be lost; store its data and its mask"
     if type(array) in (np.ndarray, np.memmap):
@@ -70,7 +73,7 @@ def why_no_plain_array(array: np.ndarray[Any, Any]) -> str | None:
 
 
 def is_computed(leaf: Any) -> bool:
-    """Return True if the stored form of an array must be computed first."""
+    """Return True if an array is converted for storage: packed, widened or stored as its bits."""
     form = _form_of(leaf)
     return form is not None and form.kind not in ("key", "empty")
 
@@ -78,11 +81,11 @@ def is_computed(leaf: Any) -> bool:
 def store_form(
     leaves: Mapping[str, Any], without: Collection[str] = frozenset()
 ) -> tuple[dict[str, Any], dict[str, StoredForm]]:
-    """Return (the leaves to hand to Orbax, the forms of those that differ), both by path.
+    """Return (the leaves to hand to Orbax, the forms of those that are converted), both by path.
 
     Args:
-        leaves: by path.
-        without: paths of leaves that are checked, but not returned.
+        leaves: the leaves of a tree, by path.
+        without: paths of leaves that are checked and whose form is returned, but not the leaf.
 
     Raises:
         UnsupportedLeafError: leaves that can't be stored; lists all of them with the reason.
@@ -116,7 +119,7 @@ def store_form(
 
 
 def _carried(value: Any, form: StoredForm) -> Any:
-    """Return the stored uint8 array of `value`; device arrays are computed on their devices."""
+    """Return `value` converted to its form, as uint8; a jax.Array is converted on its devices."""
     axis = _axis_to_pack(value) if form.kind == "packed" else None
     if axis is not None:
         if isinstance(value, jax.Array):
@@ -152,15 +155,15 @@ def _axis_to_pack(value: Any) -> int | None:
 
 @functools.lru_cache(maxsize=256)
 def _packing(place: jax.sharding.Sharding) -> Any:
-    """Return `pack`, compiled once for each shape, with its result at `place`."""
+    """Return `pack` under jit, with results of this sharding; cached for each sharding."""
     return jax.jit(pack, static_argnames="axis", out_shardings=place)
 
 
 def _plain(leaf: Any) -> tuple[Any, str | None]:
-    """Return (the leaf as jax.Array or NumPy array, None) or (None, the reason that it can't be).
+    """Return the leaf as a jax.Array or NumPy array, and why it can't be stored; None if it can.
 
-    Python numbers become arrays without axes: Orbax's own scalars lose their dtype, and bools break
-    its metadata.
+    Python numbers become NumPy arrays of shape (): as scalars they would lose their dtype in Orbax,
+    and bools would break its metadata.
     """
     if isinstance(leaf, jax.Array):
         return leaf, _why_not_array(leaf)

@@ -1,7 +1,7 @@
 """Load of any tree that was saved to a run. Imports JAX.
 
-The target describes the result: containers, modules and Python types, and for every leaf the shape,
-dtype and placement. All differences from the stored tree are found before any value is read.
+The target describes the result: its containers, modules and Python types, and the shape, dtype and
+sharding of each leaf. All differences from the stored tree are found before any value is read.
 """
 
 import os
@@ -32,7 +32,7 @@ from cairn.storage.store.uri import StoreURI
 __all__ = ["StepChoice", "agreed_checkpoint", "agreed_step", "check_on_damage", "load"]
 
 StepChoice = SupportsIndex | str | None
-"""A step's number, "best:METRIC" (also with ":min" or ":max"), an alias, or None: the latest."""
+"""A step's number, "best:METRIC" (also with ":min" or ":max"), an alias, or None for the latest."""
 
 
 def load(
@@ -50,28 +50,29 @@ def load(
     Args:
         reference: "run", "run@alias", "run@best:METRIC" or "run/steps/N", such as
             "gs://bucket/runs/my-run".
-        target: the argument of `Checkpointer.save`, or something of equal structure: modules,
-            `nnx.State`, optax states, any pytree. A leaf is a `jax.ShapeDtypeStruct` or a
-            `jax.Array` (gives an array of that sharding, or without one on the first local device;
-            weakly typed like the leaf), a NumPy array or scalar, or a Python number. The target
-            itself is not changed.
+        target: the items as given to `Checkpointer.save`, or a tree of equal structure: modules,
+            `nnx.State`, optax states, any pytree. Each of its leaves says what is returned in its
+            place. For a `jax.ShapeDtypeStruct` or a `jax.Array` it is an array of the same
+            sharding (without one, on the first local device) and the same weak type; for a NumPy
+            array, a NumPy scalar or a Python number it is one of these. The target is not changed.
         step: the step, if the reference names only the run: its number, an alias, "best:METRIC"
-            (in the direction that the steps record), "best:METRIC:min" or "best:METRIC:max"; by
-            default the latest.
+            (in the direction that the steps record), "best:METRIC:min" or "best:METRIC:max"; None
+            for the latest.
         only: the leaves to load; all others stay as in the target. A regular expression that
             matches somewhere in their paths, such as "model/layers/0/kernel", or a predicate on a
             path.
-        cast: leaves may change dtype: floating to floating, and integer to any integer dtype that
-            holds all stored values; all else must be equal.
-        iterators: of training data, by name, as given to `save`. Once all else is loaded, each
-            process sets its own, in place, to their position when the step was saved. A step that
-            another number of processes saved can set those of Grain's ElasticIterator, and
-            iterators with `set_states(states)` or `load_state_dicts(states)`, which receive the
-            states of all saving processes, in order. If you omit this for a step with positions,
-            a warning says so once; {} omits them silently.
-        damaged: for an unnamed step (the latest or the best) that is known to be damaged: "refuse"
-            raises, "skip" takes the next sound step. This process's next save into the run then
-            continues from the newest sound step, and supersedes the damaged ones above.
+        cast: allow leaves to change dtype: from floating to floating, and from integer to any
+            integer dtype that can hold all stored values. Otherwise dtypes must be equal.
+        iterators: iterators of training data, by name, as given to `save`. Once all else is
+            loaded, each process sets its own, in place, to their positions at the time of the
+            save. If another number of processes saved the step, only Grain's ElasticIterator can
+            resume, and iterators with `set_states(states)` or `load_state_dicts(states)`, which
+            receive the states of all saving processes, in order. None restores no positions, and
+            warns once if the step has some; {} restores none without a warning.
+        damaged: what to do if the latest or best step, not one that you name, has a record of
+            damage. "refuse" raises. "skip" loads the next step that is not damaged; this process's
+            next save into the run then continues from the newest undamaged step, and supersedes
+            the damaged ones above.
 
     Returns:
         Containers and modules like the target's, with the saved values.
@@ -79,20 +80,20 @@ def load(
     Raises:
         InvalidURIError: the reference is malformed, or names a step and `step` is given.
         NotFoundError: there is no such run, step, alias or item, or no step has this metric.
-        StepDamagedError: no step is named, and the latest, or the best, is damaged: it names the
-            one to load instead.
-        PolicyError: "best:METRIC" without "min" or "max", and no step says which is better; or
-            `damaged` is neither "refuse" nor "skip".
+        StepDamagedError: the latest or best step is damaged, and `damaged` is "refuse"; the
+            message names a step to load instead.
+        PolicyError: "best:METRIC" was given without ":min" or ":max", and no step records which
+            is better; or `damaged` is neither "refuse" nor "skip".
         LeafNotFoundError: `only` is an expression that matches no leaf.
         TreeMismatchError: leaves are missing, unexpected, or of another shape or dtype, or a
-            sharding does not divide its leaf; those of all items are listed. Or an integer does
-            not fit the dtype that `cast` allowed.
-        IteratorMismatchError: the step has no such iterator, or it can't go on with this number of
-            processes: all are listed, and none is set. Or one refuses its state, when those before
-            it are set.
+            sharding does not divide its leaf; the differences of all items are listed. Or, with
+            `cast`, a stored integer does not fit the target's dtype.
+        IteratorMismatchError: the step has no iterator of a name, or an iterator can't resume with
+            this number of processes: all are listed, and none is set. Or an iterator refuses its
+            state; those set before it have moved.
         UnsupportedFormatError: the target is no tree.
-        CorruptionError: stored bytes fail their check; names the leaf or the file.
-        StoreUnavailableError: the store gives no answer.
+        CorruptionError: stored bytes fail their checksum; names the leaf or the file.
+        StoreUnavailableError: the store does not respond.
     """
 
     def same_checkpoint(named: tuple[CheckpointRef, int | str | None]) -> dict[str, str]:
@@ -104,7 +105,7 @@ def load(
     )
     run, info = agreed_checkpoint(_chosen(ref, choice), damaged=damaged)
     with pause_gc():
-        # An error on one process must reach all: none may wait for another that has given up.
+        # An error on one process is raised on all: none may wait for one that has stopped.
         fitted = agreement.all_or_none(
             *(_fitted, run, info, target, only, cast, iterators),
             same=_Fitted.same,
@@ -122,13 +123,13 @@ def load(
 
 
 class _Fitted(NamedTuple):
-    """Target of a load, and what of the step fits it.
+    """A load's target with the step's items and iterator states that fit it.
 
     Attributes:
-        target: the target's trees by name, with modules.
-        opened: the same without modules.
-        items: the stored items.
-        positions: of iterators.
+        target: the target's trees, by name.
+        opened: the same trees with each module replaced by its state.
+        items: the step's items, fitted to the target's trees.
+        positions: the iterators to set, with their states.
     """
 
     target: OpenedItems
@@ -137,7 +138,7 @@ class _Fitted(NamedTuple):
     positions: Positions
 
     def same(self) -> dict[str, Any]:
-        """Return what must be equal on all processes."""
+        """Return the parts that must be equal on all processes: the paths of items, iterators."""
         return {
             "target": [(item.name, sorted(item.targets)) for item in self.items],
             **self.positions.same(),
@@ -145,9 +146,10 @@ class _Fitted(NamedTuple):
 
 
 def agreed_step(find: Callable[[], StepInfo]) -> StepInfo:
-    """Call `find` on process 0 and return its step on all: the latest may change meanwhile.
+    """Call `find` on process 0 only, and return its step on all processes.
 
-    All processes of a job must call this.
+    If each process asked for the latest step, the answers could differ. All processes of a job must
+    call this.
 
     Raises:
         StorageError: `find` raised on process 0; raised on every process.
@@ -158,11 +160,11 @@ def agreed_step(find: Callable[[], StepInfo]) -> StepInfo:
 def agreed_checkpoint(ref: CheckpointRef, *, damaged: OnDamage = "refuse") -> tuple[Run, StepInfo]:
     """Resolve the reference on process 0; return the run and the step on all processes.
 
-    All processes of a job must call this. The others do not ask the store.
+    All processes of a job must call this; only process 0 reads the store.
 
     Args:
-        ref: the reference, equal on all.
-        damaged: what to do if the latest step, or the best, is damaged; see `load`.
+        ref: the reference, equal on all processes.
+        damaged: what to do if the latest or best step is damaged; see `load`.
 
     Raises:
         PolicyError: `damaged` is neither "refuse" nor "skip".
@@ -183,10 +185,10 @@ def agreed_checkpoint(ref: CheckpointRef, *, damaged: OnDamage = "refuse") -> tu
 
 
 def check_on_damage(damaged: Any) -> None:
-    """Refuse a value of `damaged` that is not one of `OnDamage`.
+    """Check the argument `damaged` of a load.
 
     Raises:
-        PolicyError: it is not.
+        PolicyError: it is not one of `OnDamage`.
     """
     if damaged not in get_args(OnDamage):
         raise PolicyError(
@@ -241,7 +243,13 @@ def _fitted(
     cast: bool,
     iterators: Mapping[str, Any] | None,
 ) -> _Fitted:
-    """Return the target's trees and the stored items that fit them."""
+    """Return the target's trees with the step's items and iterator states that fit them.
+
+    Raises:
+        TreeMismatchError: the step does not fit the target; all differences are listed.
+        LeafNotFoundError: `only` is an expression that matches no leaf.
+        IteratorMismatchError: the step's iterator states do not fit the iterators.
+    """
     named = as_items(target)
     opened = open_modules(named.trees)
     reader = CheckpointReader.open(run.step_uri(info), run.manifest(info), whole=only is None)

@@ -1,7 +1,7 @@
-"""Conversion of modules to trees of their trainable state, and back. Imports JAX.
+"""Conversion of modules to trees of the state that is stored, and back. Imports JAX.
 
-A module of Flax NNX may hold a Variable in two places; it is stored once, and is one again in the
-restored module. An Equinox module holds functions and flags beside its arrays: these are not
+A Flax NNX module may hold one Variable in two places: it is stored once, and the restored module
+has it in both places. An Equinox module holds functions and flags beside its arrays: these are not
 stored, and a restore takes them from the target.
 """
 
@@ -22,11 +22,11 @@ _SINGLE_ITEM: Final = "state"
 
 
 class OpenedItems(NamedTuple):
-    """Trees by name without modules, and the way back.
+    """Result of a conversion of objects to trees: the trees, and a function that reverses it.
 
     Attributes:
-        trees: what is stored.
-        close: rebuilds the original objects from such trees with other leaves.
+        trees: the trees, by name of the item.
+        close: function that rebuilds the original objects from such trees with other leaves.
     """
 
     trees: dict[str, Any]
@@ -34,14 +34,14 @@ class OpenedItems(NamedTuple):
 
 
 def as_items(tree: Any) -> OpenedItems:
-    """Return the argument of a save as trees by name; a single tree is called "state".
+    """Return the argument of a save as trees by name; a single tree gets the name "state".
 
-    A mapping of trees is trees by name, such as Linen's variables and
-    `{"model": ..., "optimizer": ...}`. A module, an `nnx.State`, a dataclass, and a mapping with an
-    array or a number right in it are a single tree.
+    A mapping whose values are all trees gives their names, such as `{"model": ..., "optimizer":
+    ...}` or Linen's variables. A module, an `nnx.State`, a dataclass, and a mapping that has an
+    array or a number as a value are a single tree.
 
     Raises:
-        UnsupportedFormatError: an array, a number or a text alone, or None.
+        UnsupportedFormatError: the argument is None, or a single array, number or text.
     """
     if tree is None or _is_leaf(tree):
         raise UnsupportedFormatError(
@@ -66,9 +66,9 @@ def as_items(tree: Any) -> OpenedItems:
 
 
 def open_modules(items: Mapping[str, Any]) -> OpenedItems:
-    """Replace the modules in trees by their state; trees without modules stay unchanged.
+    """Return the trees with their modules replaced by their states.
 
-    A Variable that several modules share, also across items, is stored in its first place.
+    A Variable that several modules share, also across items, appears only in the first of them.
     """
     variables, rest = _nnx_kinds(), _equinox_kinds()
     kinds = variables + rest
@@ -103,29 +103,29 @@ def open_modules(items: Mapping[str, Any]) -> OpenedItems:
 
 
 class FlatTrees(dict[str, dict[str, Any]]):
-    """Leaves by path, by item: trees that need no traversal."""
+    """Trees of a save that are flat already: item -> path -> leaf."""
 
 
 class TreePlan:
     """Cache of the paths of the last save's trees, valid while their structure is equal.
 
-    A job saves equal trees again and again. Traversing them in Python, and looking for modules,
-    takes longer than holding their leaves, while JAX compares structures quickly. Equal keys such
-    as 1 and True are the same to this comparison, as in a compiled function.
+    A job saves trees of equal structure again and again. Traversing them in Python in search of
+    modules takes longer than staging their leaves; comparing their structures in JAX is fast. The
+    comparison does not distinguish equal keys such as 1 and True, nor does `jax.jit`.
     """
 
     def __init__(self) -> None:
         self._last: tuple[Any, dict[str, tuple[str, ...]]] = (None, {})
 
     def flatten(self, items: Any) -> dict[str, dict[str, Any]]:
-        """Return the leaves by path, by item, as `trees.flatten` does for what is stored.
+        """Return the leaves to store: item -> path -> leaf, with modules replaced by their states.
 
         Args:
-            items: the items of a save, see `as_items`.
+            items: the items of a save, see `as_items`, or `FlatTrees`.
 
         Raises:
-            UnsupportedFormatError: this is no tree.
-            UnsupportedLeafError: keys that can't be stored.
+            UnsupportedFormatError: `items` is neither a tree nor a mapping of trees.
+            UnsupportedLeafError: trees have keys that can't be stored.
         """
         if isinstance(items, FlatTrees):
             return {name: dict(items[name]) for name in sorted(items)}
@@ -149,7 +149,10 @@ class TreePlan:
 
 
 def _open_nnx(modules: list[Any]) -> tuple[list[Any], Callable[[list[Any]], list[Any]]]:
-    """Return the modules' states, each Variable in the first that holds it, and the way back."""
+    """Return the modules' states, and a function from such states to modules.
+
+    A Variable that several modules share is in the state of the first of them.
+    """
     nnx = sys.modules["flax.nnx"]
     graph, state = nnx.split(modules)
     states = [state.get(number, {}) for number in range(len(modules))]
@@ -205,8 +208,8 @@ def _any_module(leaves: list[Any]) -> bool:
 
 
 def _is_same(structure: Any, before: Any) -> bool:
-    """Return True if two structures are equal, as far as their static data can be compared."""
+    """Return True if two structures are equal; False if not, or if comparing them raises."""
     try:
         return before is not None and bool(structure == before)
-    except Exception:  # from a comparison in a foreign node's data
+    except Exception:  # raised when static data of a custom node is compared
         return False

@@ -1,6 +1,6 @@
-"""Notice that this process will be ended soon (preemption).
+"""Detection of preemption: a signal says that this process will be ended soon.
 
-The signal handler only sets a flag: the training loop does the rest, between two steps.
+The signal handler only sets a flag; the training loop reads it between two steps, and saves.
 """
 
 import contextlib
@@ -19,16 +19,16 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class Preemption:
-    """Listener for SIGTERM, until closed. Create it in the main thread.
+    """Listener for SIGTERM until `close`. Create it in the main thread.
 
-    It sets its flag first and then calls a handler that was installed before; it suppresses the
-    default action, which ends the process.
+    On a signal it sets its flag, then calls the handler that was installed before. The default
+    action, which would end the process, is suppressed.
 
     Args:
         signals: signals to listen for.
 
     Raises:
-        PolicyError: this is not the main thread, which alone may listen for signals.
+        PolicyError: this is not the main thread; Python lets no other install signal handlers.
     """
 
     def __init__(self, signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)) -> None:
@@ -54,29 +54,29 @@ class Preemption:
 
     @property
     def announced(self) -> bool:
-        """True once the process was told to end."""
+        """True once a signal has come, or `announce` was called."""
         return self._at is not None
 
     @property
     def at(self) -> float | None:
-        """Time of the first notice, on the clock of `time.monotonic`."""
+        """Time of the first signal or `announce`, by `time.monotonic`; None before."""
         return self._at
 
     def announce(self) -> None:
-        """Set the flag, as the signal does; for notices that arrive in another way."""
+        """Set the flag, as the signal does; for preemption notices that are not signals."""
         if self._at is None:
             self._at = time.monotonic()
 
     def close(self) -> None:
-        """Stop listening, and restore the earlier handlers where ours are still installed.
+        """Stop listening: restore the earlier handler of each signal whose handler is still ours.
 
-        Any thread may call this, but handlers can be restored only in the main thread.
+        In a thread other than the main thread this does nothing.
         """
         if threading.current_thread() is not threading.main_thread():
             return
         self._closed = True
         for number, before in self._before.items():
-            # A handler that was installed after ours may call ours, which calls the one before.
+            # If a later handler replaced ours, it stays: it may call ours, which calls the earlier.
             if signal.getsignal(number) == self._note:
                 with contextlib.suppress(TypeError):  # None: not installed from Python
                     signal.signal(number, before)

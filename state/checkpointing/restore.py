@@ -1,9 +1,9 @@
 """Restore of an item into the caller's tree: resharded, strict, verified. Imports JAX.
 
-Every process reads only what its own devices hold, in parallel, straight into the memory of the
-arrays; of data that several processes hold, each reads a share, and they exchange the shares. One
-error lists all differences between target and stored tree, found from metadata before any read; no
-value is returned before all that were read are verified.
+Each process reads in parallel what its own devices will hold, straight into the memory of the
+arrays. If several processes hold the same data, each reads a share, and they exchange the shares.
+Target and stored tree are compared by their metadata before any read, and one error lists all
+differences. Values are returned only after all of them are verified.
 """
 
 import re
@@ -51,13 +51,13 @@ Step = StoreURI | CheckpointReader
 
 
 def open_step(step_uri: StoreURI) -> CheckpointReader:
-    """Open a step's reader; in a run, check the step's files against its manifest.
+    """Return a reader of a step; if the step is in a run, check its files against its manifest.
 
     Raises:
         StepNotFoundError: there is no such folder.
         NotACheckpointError: the folder holds no committed Orbax checkpoint.
-        CorruptionError: the metadata can't be read, or files are not what was saved.
-        StoreUnavailableError: the store gives no answer.
+        CorruptionError: the metadata can't be read, or files differ from those that were saved.
+        StoreUnavailableError: the store does not respond.
     """
     return CheckpointReader.open(step_uri, _manifest_of(step_uri), whole=True)
 
@@ -66,7 +66,7 @@ def stored_items(step: Step) -> list[str]:
     """Return the names of a step's items.
 
     Args:
-        step: its folder, or a reader of it.
+        step: the step's folder, or a reader of it.
 
     Raises:
         StepNotFoundError: there is no such folder.
@@ -76,11 +76,11 @@ def stored_items(step: Step) -> list[str]:
 
 
 def stored_tree(step: Step, item: str) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the logical shape and dtype of every leaf of an item, by path.
+    """Return the shape and dtype that every leaf of an item had when it was saved, by path.
 
     Args:
-        step: its folder, or a reader of it.
-        item: its name.
+        step: the step's folder, or a reader of it.
+        item: the item's name.
 
     Raises:
         StepNotFoundError: there is no such folder.
@@ -94,16 +94,16 @@ def stored_tree(step: Step, item: str) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def read_meta(step: Step) -> dict[str, Any]:
-    """Read the JSON item of a step.
+    """Return the JSON item ("meta") of a step.
 
     Args:
-        step: its folder, or a reader of it.
+        step: the step's folder, or a reader of it.
 
     Raises:
         StepNotFoundError: there is no such folder.
         NotACheckpointError: the folder holds no committed Orbax checkpoint.
         NotFoundError: the step has no JSON item.
-        CorruptionError: the JSON is not what was saved.
+        CorruptionError: the JSON differs from what was saved.
     """
     reader = _opened(step)
     if META_ITEM not in reader.names():
@@ -139,12 +139,14 @@ def restore_item(
 
     Args:
         step: the step's folder, or a reader of it.
-        item: its name, such as "model".
-        target: a tree with a description of each leaf: `jax.ShapeDtypeStruct` or `jax.Array` (gives
-            an array of that sharding; without one, on the first local device), NumPy arrays and
-            scalars, Python numbers.
-        cast: floating leaves may change dtype; all else must be equal.
-        path_for_errors: name of the checkpoint in errors about the target; default: its folder.
+        item: the item's name, such as "model".
+        target: a tree whose leaves say what is returned in their place. For a
+            `jax.ShapeDtypeStruct` or a `jax.Array` it is an array of the same sharding (without
+            one, on the first local device); for a NumPy array, a NumPy scalar or a Python number
+            it is one of these.
+        cast: allow floating leaves to change dtype; all other dtypes must be equal.
+        path_for_errors: name of the checkpoint in errors about the target; None for the step's
+            folder.
 
     Raises:
         StepNotFoundError: there is no such folder.
@@ -152,8 +154,8 @@ def restore_item(
         NotFoundError: the step has no such item.
         TreeMismatchError: leaves are missing, unexpected, or of another shape or dtype, or a
             sharding does not divide its leaf; all are listed.
-        CorruptionError: stored bytes fail their check; names the leaf or the file.
-        StoreUnavailableError: the store gives no answer.
+        CorruptionError: stored bytes fail their checksum; names the leaf or the file.
+        StoreUnavailableError: the store does not respond.
     """
     with pause_gc():
         paths = trees.paths(target)
@@ -172,36 +174,36 @@ def restore_leaves(
     cast: bool = False,
     path_for_errors: object = None,
 ) -> dict[str, Any]:
-    """Restore some leaves of an item by path, like `restore_item`; read no others.
+    """Restore some leaves of an item, like `restore_item`, and return them by path.
 
     Args:
         step: the step's folder, or a reader of it.
-        item: its name.
-        target: the whole tree, as `restore_item` takes it; it must fit as a whole.
-        paths: of the leaves.
-        cast: floating leaves may change dtype.
+        item: the item's name.
+        target: the whole tree, as for `restore_item`; all of it must fit, not only these leaves.
+        paths: paths of the leaves to restore.
+        cast: allow floating leaves to change dtype.
         path_for_errors: name of the checkpoint in errors about the target.
 
     Raises:
-        LeafNotFoundError: paths that the target does not have; all are listed.
-        StorageError: as `restore_item`.
+        LeafNotFoundError: the target does not have some of the paths; all of these are listed.
+        StorageError: for the reasons of `restore_item`.
     """
     where = path_for_errors or (step.uri if isinstance(step, CheckpointReader) else step)
-    # An error on one process must reach all: none may wait for another that has given up.
+    # An error on one process is raised on all: none may wait for one that has stopped.
     with pause_gc():
         return agreement.all_or_none(_fitted, step, item, target, paths, cast, where).read()
 
 
 class FittedItem(NamedTuple):
-    """Stored item, compared with a target.
+    """Stored item and the target that it was compared with.
 
     Attributes:
-        name: of the item.
+        name: the item's name.
         arrays: the stored arrays.
         infos: description of each stored leaf, by path.
-        targets: description of each leaf to make, by path.
-        texts: leaves that are text, by path.
-        problems: differences, one line each; `read` requires that there are none.
+        targets: description of each leaf to return, by path.
+        texts: stored leaves that are text, by path.
+        problems: differences between target and item, one line each; `read` requires none.
         where: name of the checkpoint in errors.
     """
 
@@ -214,9 +216,9 @@ class FittedItem(NamedTuple):
     where: object
 
     def read(self) -> dict[str, Any]:
-        """Read the leaves by path, as the target says; all processes must call this.
+        """Read the leaves, convert them as the target says, and return them by path.
 
-        For data that several processes hold, one of them reads for all.
+        All processes must call this: data that several of them hold is read by one of these.
         """
         shared = agreed_shared(self.infos, self.targets)
         alone = {path: leaf for path, leaf in self.targets.items() if path not in shared}
@@ -234,15 +236,15 @@ def fit_item(
     where: object,
     chosen: Callable[[str], object] | None = None,
 ) -> FittedItem:
-    """Compare a stored item with the target; read no values.
+    """Compare a stored item with a target by metadata; return both with the differences.
 
     Args:
-        reader: of the step.
-        name: of the item.
-        target: its tree, as `restore_item` takes it.
-        casts: leaves that may change dtype.
+        reader: reader of the step.
+        name: the item's name.
+        target: the target tree, as for `restore_item`.
+        casts: which leaves may change dtype.
         where: name of the checkpoint in errors.
-        chosen: predicate on a path: leaves that are read; others may differ. Default: all.
+        chosen: predicate on paths that selects the leaves to compare and read; None for all.
 
     Raises:
         NotFoundError: the step has no such item.
@@ -278,7 +280,7 @@ def _opened(step: Step) -> CheckpointReader:
 
 
 def _manifest_of(step_uri: StoreURI) -> Manifest | None:
-    """Return the manifest of a step in a run's layout; None if there is none."""
+    """Return the manifest of a step; None if it has none or does not lie in a run."""
     match = _STEP_FOLDER.search(step_uri.path)
     if match is None:
         return None
@@ -302,7 +304,11 @@ def _arrays(reader: CheckpointReader, item: str, where: object) -> ItemArrays:
 
 
 def _chosen(fitted: FittedItem, paths: Collection[str]) -> FittedItem:
-    """Select the requested leaves of an item that fits."""
+    """Return a fitted item with only the leaves of these paths.
+
+    Raises:
+        LeafNotFoundError: the target lacks some of the paths, or `paths` is a single text.
+    """
     selected = [paths] if isinstance(paths, str) else list(paths)
     unknown = [path for path in selected if path not in fitted.targets and path not in fitted.texts]
     if unknown or isinstance(paths, str):
@@ -322,7 +328,12 @@ def _chosen(fitted: FittedItem, paths: Collection[str]) -> FittedItem:
 def _fitted(
     step: Step, item: str, target: Any, paths: Collection[str], cast: bool, where: object
 ) -> FittedItem:
-    """Compare the stored item with the target, raise if they differ, and select these leaves."""
+    """Return the stored item, compared with the target, with only the leaves of these paths.
+
+    Raises:
+        TreeMismatchError: item and target differ.
+        LeafNotFoundError: the target lacks some of the paths.
+    """
     fitted = fit_item(_opened(step), item, target, casts="floats" if cast else "none", where=where)
     if fitted.problems:
         raise TreeMismatchError(
@@ -337,7 +348,7 @@ def _fitted(
 
 
 def _fits_as(arrays: ItemArrays, info: LeafInfo) -> jax.ShapeDtypeStruct | LeafInfo:
-    """Return an object with the logical shape and dtype of a leaf."""
+    """Return an object with a leaf's shape and dtype; for typed PRNG keys, those of the keys."""
     form = arrays.form(info.path)
     return _logical(arrays, info) if form is not None and form.kind == "key" else info
 

@@ -1,8 +1,8 @@
-"""Save policies: a pure decision from facts that are passed in.
+"""Save policies, which decide whether to save a step. Pure: all facts are passed in.
 
-A step is saved if any rule of the policy asks for it. Rules cover all numbers since the last step
-they saw, so that gaps between steps skip none: every 100 steps means the first step seen at or
-after each multiple of 100.
+A step is saved if any rule of the policy applies to it. Rules on numbers also work if training
+reports only some steps: `every_steps=100` saves the first reported step at or after each multiple
+of 100.
 """
 
 import math
@@ -24,12 +24,12 @@ _SECONDS_PER_MINUTE: Final = 60.0
 class DueReason(StrEnum):
     """Reason for saving a step.
 
-    preemption: the process was told to end.
-    asked: the caller asked for this step.
-    at_step: the policy names it.
-    every_steps: it is the first at or after a multiple.
-    every_minutes: the last save began long enough ago.
-    best: it is among the best by a metric.
+    preemption: the process was signalled to end.
+    asked: the caller requested a save of this step.
+    at_step: the step is the first at or after one of the policy's `at_steps`.
+    every_steps: the step is the first at or after a multiple of `every_steps`.
+    every_minutes: the last save began at least `every_minutes` ago.
+    best: the step is among the best by a metric.
     """
 
     PREEMPTION = "preemption"
@@ -42,15 +42,15 @@ class DueReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SaveFacts:
-    """Facts for the decision.
+    """Facts by which a policy decides whether to save a step.
 
     Attributes:
         step: the step that could be saved.
-        previous: the step of the decision before; None at the first.
-        seconds: since the last save began, or since training did.
-        metrics: numbers of this step by name.
+        previous: the step of the previous decision; None at the first.
+        seconds: seconds since the last save began; before the first, since training began.
+        metrics: the step's metrics, by name.
         best: values of the metric of `SavePolicy.best` at the best steps so far.
-        preempted: the process was told to end, and no step was saved since.
+        preempted: True if the process was signalled to end, and no step was saved since.
     """
 
     step: int
@@ -63,25 +63,25 @@ class SaveFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class SavePolicy:
-    """Rules for when to save. A step is saved if any rule asks for it.
+    """Rules for when to save. A step is saved if any rule applies to it.
 
     Attributes:
-        every_steps: the first step at or after each multiple of this.
-        every_minutes: the first step this many minutes after the last save began, whatever its
-            reason; the first interval starts with training.
-        at_steps: the first step at or after each of these.
-        best: a step that is better by a metric than the worst of the best so far; equal is not
-            better.
-        on_preemption: the current step when the process is told to end (SIGTERM).
-        deadline_seconds: time from the signal until that save must be durable; after it the save is
-            abandoned. Choose some seconds less than what your scheduler grants.
-        when_busy: for a step that is due while an earlier save runs: "wait" blocks training until
-            that one is durable, "supersede" leaves the step out. A save that the caller asked for,
-            or for preemption, always waits.
+        every_steps: save the first step at or after each multiple of this number; None: no rule.
+        every_minutes: save the first step that comes this many minutes after the last save began,
+            whatever its reason; before the first save, after training began. None: no rule.
+        at_steps: save the first step at or after each of these.
+        best: keep saving the best steps by a metric: save a step if fewer than `best.count` were
+            saved, or if it is better than the worst of the best so far. Equal is not better.
+        on_preemption: save the current step when the process is signalled to end (SIGTERM).
+        deadline_seconds: seconds from that signal until the save is abandoned if it is not
+            durable. Choose some seconds less than your scheduler grants.
+        when_busy: what to do if a step is due while an earlier save runs: "wait" blocks training
+            until that save is durable, "supersede" does not save the step. Saves on preemption
+            and saves that the caller requests always wait.
 
     Raises:
-        PolicyError: a number that is not above 0, or no number; an unknown mode; or no rule; all
-            are listed.
+        PolicyError: a number is missing or not above 0, a mode is unknown, or there is no rule;
+            all problems are listed.
     """
 
     every_steps: int | None = None
@@ -137,7 +137,7 @@ class SavePolicy:
         object.__setattr__(self, "at_steps", at_steps)
 
     def due(self, facts: SaveFacts) -> DueReason | None:
-        """Return the reason to save now, or None; the first in `DueReason`'s order."""
+        """Return the first reason to save the step, in `DueReason`'s order; None: don't save."""
         if self.on_preemption and facts.preempted:
             return DueReason.PREEMPTION
         by_number = self.due_by_number(facts.step, facts.previous)
@@ -151,7 +151,14 @@ class SavePolicy:
         return None
 
     def due_by_number(self, step: int, previous: int | None) -> DueReason | None:
-        """Apply the rules on step numbers only, which agree in every process."""
+        """Return the reason to save by step numbers alone; None: no such rule applies.
+
+        All processes get the same result, which need not be true of times and metrics.
+
+        Args:
+            step: the step that could be saved.
+            previous: the step of the previous decision; None at the first.
+        """
         before = step - 1 if previous is None else previous
         if any(before < at_step <= step for at_step in self.at_steps):
             return DueReason.AT_STEP
@@ -162,11 +169,11 @@ class SavePolicy:
 
 
 class BestSoFar:
-    """Best values of a metric so far, without NaN.
+    """Best values of a metric so far. NaN is ignored.
 
     Args:
-        rule: metric, number of values, and direction.
-        values: initial values, in any order and number.
+        rule: the metric, its direction, and how many values to keep.
+        values: initial values, in any order; more than `rule.count` are allowed.
     """
 
     def __init__(self, rule: BestSteps, values: Collection[float] = ()) -> None:
@@ -178,7 +185,7 @@ class BestSoFar:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """Values, best first."""
+        """The best values, best first."""
         return tuple(self._sign * cost for cost in self._costs)
 
     def beaten_by(self, metrics: Mapping[str, float]) -> bool:
@@ -189,7 +196,7 @@ class BestSoFar:
         return len(self._costs) < self._rule.count or cost < self._costs[-1]
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of a saved step, whatever the reason for the save."""
+        """Count the metric of a step that was saved, whatever the reason for the save."""
         self._keep(float(metrics.get(self._rule.metric, math.nan)))
 
     def _keep(self, value: float) -> None:

@@ -1,8 +1,8 @@
 """Conversion of pytrees to flat mappings from path (see `path_of`) to leaf, and back. Imports JAX.
 
-Every tree is stored as a nested plain dict with string keys, so that readers need no container
-types. A restore takes the containers from its target: whether a leaf is at position 0 of a list or
-under the key "0" of a dict is up to the target; its path is "0" in both.
+Every tree is stored as nested plain dicts with string keys, so that readers need no container
+types. Position 0 of a list and the key "0" of a dict have the same path, "0"; a restore gets the
+containers from its target.
 """
 
 import operator
@@ -34,14 +34,14 @@ __all__ = [
 
 
 def flatten(tree: Any) -> dict[str, Any]:
-    """Return the leaves of `tree` by path, in tree order; None and empty containers have none.
+    """Return the leaves of `tree` by path, in the order of `jax.tree.leaves`.
 
-    Dict keys, attribute names and positions become the segments of a path. An `nnx.Variable`
-    stands for its value.
+    Dict keys, attribute names and positions become the segments of a path. None and empty
+    containers have no leaf. The leaf of an `nnx.Variable` is its value.
 
     Raises:
         UnsupportedLeafError: a key is empty, ".", "..", or not encodable in UTF-8; or two leaves
-            have one path, or one name in Orbax, which joins keys by ".". All such keys are listed.
+            have the same path, or the same name in Orbax, which joins keys by "."; all are listed.
     """
     walk = _Walk(tree)
     leaves = dict(zip(walk.paths, walk.leaves, strict=True))
@@ -98,10 +98,10 @@ def _inner(node: Any) -> Collection[Any]:
 
 
 def unflatten(target: Any, leaves: Mapping[str, Any]) -> Any:
-    """Build a tree with the containers of `target` and the leaves given by path.
+    """Return a tree with the containers of `target` and the given leaves, by path.
 
     Raises:
-        TreeMismatchError: the paths of `target` are not those of `leaves`; lists every difference.
+        TreeMismatchError: the paths of `target` and `leaves` differ; all differences are listed.
     """
     target_paths = paths(target)
     problems = difference(target_paths, leaves)
@@ -128,7 +128,7 @@ def difference(expected: Iterator[str] | Mapping[str, Any] | list[str], stored: 
 
 
 def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Build nested plain dicts with the leaves at their paths: the stored form of trees."""
+    """Return leaves, given by path, as nested plain dicts: the stored form of trees."""
     root: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *folders, name = keys_of(path)
@@ -152,7 +152,7 @@ def unnest(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class _Kind(Enum):
-    """Kind of a node."""
+    """Kind of a tree's node: how to find its children."""
 
     LEAF = 1
     NOTHING = 2
@@ -165,15 +165,15 @@ class _Kind(Enum):
 class _Walk:
     """Traversal of a tree's leaves, in the order of `jax.tree.leaves`.
 
-    JAX takes some microseconds per leaf for the key path, more than holding a small leaf on the
-    host takes: a save of many leaves would mostly wait for that.
+    JAX's own traversal with paths takes some microseconds per leaf, more than staging a small leaf:
+    in a save of many leaves it would take most of the time.
 
     Attributes:
-        paths: of the leaves.
-        leaves: in the same order.
-        containers: paths of the nodes that they lie in.
-        odd: paths with a key that can't be stored, as shown in the error.
-        dotted: some key has a "." in it.
+        paths: paths of the leaves.
+        leaves: the leaves, in the same order.
+        containers: paths of the containers.
+        odd: paths with a key that can't be stored, formatted for the error.
+        dotted: True if a key contains ".".
     """
 
     def __init__(self, tree: Any) -> None:
@@ -239,7 +239,7 @@ class _Walk:
             self.paths += [prefix + (seen.get(key) or self._checked(key, prefix)) for key in keys]
 
     def _open_variable(self, variable: Any, prefix: str) -> None:
-        """Traverse a Variable, whose value has the Variable's own path."""
+        """Traverse a Variable: its value is a leaf, or a tree, at the Variable's path."""
         for _, child in child_nodes(variable):
             kind = self._kind_of(child)
             if kind is _Kind.LEAF:
@@ -283,13 +283,13 @@ _KINDS: Final = {
 
 
 def child_nodes(node: Any) -> list[tuple[str, Any]]:
-    """Return (key, child) of a node, as JAX flattens it."""
+    """Return (key, child) for each child of a container, in JAX's order."""
     opened = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda inner: inner is not node)[0]
     return [(_segment(key), child) for (key,), child in opened]
 
 
 def is_variable(node: Any) -> bool:
-    """Return True for an `nnx.Variable`; does not import Flax, without which there are none."""
+    """Return True for an `nnx.Variable`, without importing Flax."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(node, nnx.Variable)
 
@@ -318,7 +318,7 @@ def _twice(paths: list[str], leaves: Mapping[str, Any]) -> list[str]:
 
 
 def _alike_in_orbax(paths: Collection[str]) -> list[str]:
-    """Return a line for each path whose array would have another array's name in Orbax."""
+    """Return a line for each path whose array would have the same name in Orbax as another's."""
     if len(set(map(array_name, paths))) == len(paths):
         return []
     by_name: dict[str, list[str]] = {}

@@ -1,7 +1,7 @@
 """Weakly typed arrays, which JAX makes of Python numbers. Imports JAX.
 
-Combined with a bfloat16 parameter, a weak float32 gives bfloat16, a strong one float32: a learning
-rate that was restored as a strong type would change every later number.
+A weak float32 times a bfloat16 parameter gives bfloat16, a strong float32 gives float32. So a
+learning rate that is saved weak and restored strong would change all later results.
 """
 
 import jax
@@ -11,10 +11,10 @@ __all__ = ["weakly_typed"]
 
 
 def weakly_typed(array: jax.Array) -> jax.Array:
-    """Return an array with equal bits and sharding, weakly typed."""
+    """Return a weakly typed array with the same bits and sharding."""
     # Neither `jax.numpy` nor `jax.lax` can make an existing array weak.
     weak: jax.Array = convert_element_type_p.bind(
         array, new_dtype=array.dtype, weak_type=True, sharding=None
     )
-    # On a mesh with explicit axes the result's spec is written differently.
+    # On a mesh with explicit axes the result's spec is equivalent, but not equal.
     return weak if weak.sharding == array.sharding else jax.device_put(weak, array.sharding)

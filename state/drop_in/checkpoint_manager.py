@@ -3,8 +3,8 @@
     -from orbax.checkpoint import CheckpointManager
     +from cairn import CheckpointManager
 
-Methods, arguments and options are Orbax's, and so are its policies. What differs, per method, is
-said in docs/howto/checkpoint-manager.md.
+Methods, arguments, options and policies are Orbax's. docs/howto/checkpoint-manager.md lists the
+differences of each method.
 """
 
 import logging
@@ -76,7 +76,7 @@ logger = logging.getLogger("cairn.save")
 
 
 class _StepExists(StepExistsError, StepAlreadyExistsError):
-    """Cairn's and Orbax's error at once: a loop may catch either."""
+    """Error of both Cairn's and Orbax's class, so that a loop can catch either."""
 
 
 class _RestoreRequest(NamedTuple):
@@ -99,12 +99,12 @@ class _RestoreRequest(NamedTuple):
     single: bool
 
     def same(self) -> dict[str, list[str]]:
-        """Return what must be equal on all processes."""
+        """Return the part that must be equal on all processes: the names of the items."""
         return {"args": sorted(self.names)}
 
 
 class _Failure:
-    """Failure in the background, which each thread that asks raises once, as with Orbax."""
+    """Failure of background work, which is raised once in each thread, as with Orbax."""
 
     def __init__(self, raises: Callable[[], object]) -> None:
         """Store the failure; `raises` raises it."""
@@ -112,12 +112,12 @@ class _Failure:
         self._here = threading.local()
 
     def meet(self) -> bool:
-        """Mark it as raised in this thread; return True if it was not before."""
+        """Mark the failure as raised in this thread; return False if it was marked before."""
         is_first, self._here.met = not hasattr(self._here, "met"), True
         return is_first
 
     def raise_first(self) -> None:
-        """Raise it unless this thread has raised it."""
+        """Raise the failure, unless it was raised in this thread before."""
         if self.meet():
             self._raises()
 
@@ -127,29 +127,29 @@ class CheckpointManager(policies.AbstractCheckpointManager):
 
     Args:
         directory: the run's folder or address; the run is created by the first save.
-        checkpointers: as with Orbax before `args`: one, or one for each item. What they hold or are
-            set to is not used; which items are trees, and which JSON, is.
-        options: Orbax's own. Those about when to save and what to keep are followed by Orbax's own
-            policies. Some are refused, and some have no effect; a warning names those.
-        metadata: JSON about the run, stored with every step. That of the first stays: what is given
-            to the manager of a run that has some is passed over, as with Orbax.
-        item_names: names of the items; like `checkpointers`, only needed for calls without `args`.
-        item_handlers: one for each item, or one for the only item; as `checkpointers`.
-        logger: not used: saves are told in the log "cairn.save" and as metrics.
-        handler_registry: refused; give `args`.
-        grace_seconds: for how long a step that the options do not keep can be had back. By default
-            its bytes go at once, as with Orbax.
-        damaged: what `latest_step`, `best_step` and `restore` without a step do if that step is
-            known to be damaged: "refuse" it, or "skip" it for the next sound one. With "skip"
-            damaged steps above the newest sound one are no steps of this manager, and what it saves
-            goes on below them.
+        checkpointers: Orbax's older argument: one checkpointer, or one for each item by name. Only
+            their types matter: they say which items are trees and which are JSON.
+        options: Orbax's own options. Orbax's policies apply those about when to save and what to
+            keep. Some others are refused; some have no effect, and a warning names these.
+        metadata: JSON about the run, stored with every step. As with Orbax, the metadata of the
+            run's first manager stays; later ones are ignored.
+        item_names: names of the items; only needed for calls without `args`.
+        item_handlers: one handler, or one for each item by name; used like `checkpointers`.
+        logger: not used: saves are logged by the logger "cairn.save", and are Prometheus metrics.
+        handler_registry: refused: pass `args` to `save` and `restore` instead.
+        grace_seconds: seconds during which a step that the options delete can be restored from the
+            trash. By default its bytes are deleted at once, as with Orbax.
+        damaged: what `latest_step`, `best_step` and `restore` without a step do if that step has a
+            record of damage: "refuse" raises, "skip" uses the next undamaged step. With "skip",
+            damaged steps above the newest undamaged one do not count as steps of this manager, and
+            its next save supersedes them.
 
     Raises:
         PolicyError: an option asks for something that a run can't do, or `damaged` is neither
             "refuse" nor "skip".
         InvalidURIError: `directory` is malformed, neither on a disk nor in GCS, or holds plain
             Orbax checkpoints.
-        StorageError: the run's records can't be judged, or the store gives no answer.
+        StorageError: the run's records can't be read, or the store does not respond.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             )
         self._item_kinds = _kinds(checkpointers, item_names, item_handlers)
         self._kinds = self._item_kinds.by_name
-        self._is_single: bool | None = None  # open until the first save, as with Orbax
+        self._is_single: bool | None = None  # unknown until the first save, as with Orbax
         if self._kinds:
             self._is_single = False
         elif self._kinds is None and not (checkpointers is None and item_handlers is None):
@@ -197,15 +197,15 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         )
         self._grace = grace_seconds
         self._begun: SaveHandle | None = None
-        self._going: frozenset[int] = frozenset()  # with the save begun last
+        self._going: frozenset[int] = frozenset()  # steps to delete after the save begun last
         self._known: dict[int, PolicyStep] = {}
-        self._leaving: set[int] = set()  # of these, not listed
-        self._doomed: deque[PolicyStep] = deque()  # of these, for process 0 to delete
-        # Of which, whether they are gone, and damage that was found since.
+        self._leaving: set[int] = set()  # steps among `_known` that are not listed
+        self._doomed: deque[PolicyStep] = deque()  # steps that process 0 is to delete
+        # For each step: its number, whether it is deleted, and damage found since ("" if none).
         self._outcomes: deque[tuple[int, bool, str]] = deque()
         self._callback = getattr(self._options.async_options, "post_finalization_callback", None)
         self._callback_failure: _Failure | None = None
-        self._failure: _Failure | None = None  # of the save begun last
+        self._failure: _Failure | None = None  # that of the save begun last
         self._ending = threading.Lock()
         self.reload()
 
@@ -230,11 +230,11 @@ class CheckpointManager(policies.AbstractCheckpointManager):
     def all_steps(self, read: bool = False) -> Sequence[int]:
         """Return the numbers of all steps, lowest first; a step that is being saved is included.
 
-        Steps that will be deleted once that save is durable are left out. Those that are not
-        deleted in the end, such as after a failed save, are listed again.
+        Steps that will be deleted once that save is durable are left out. If they are not deleted
+        after all, for example because the save failed, they are listed again.
 
         Args:
-            read: read the steps from the store again, as `reload` does.
+            read: whether to read the steps from the store again, as `reload` does.
         """
         if read:
             self.reload()
@@ -270,7 +270,11 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         return self._usable(ranked[-1], ranked[::-1]).step
 
     def _usable(self, choice: PolicyStep, others: Sequence[PolicyStep]) -> PolicyStep:
-        """Return the step, or the first sound one of the others if damaged ones are skipped."""
+        """Return `choice`; if it is damaged and may be skipped, the first undamaged other.
+
+        Raises:
+            StepDamagedError: `choice` is damaged, and it may not be skipped or no other is left.
+        """
         if not choice.damage:
             return choice
         sound = next((step for step in others if not step.damage), None)
@@ -291,7 +295,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """Read the steps from the store again; all processes must call this.
 
         Raises:
-            StorageError: the run's records can't be judged, or the store gives no answer.
+            StorageError: the run's records can't be read, or the store does not respond.
         """
         self._agree_on_deleted()
         saving = self._begun if self.is_saving_in_progress() else None
@@ -303,7 +307,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         sound = [step for step in steps if not step.damage]
         if self._damaged == "skip" and sound and sound[-1] is not steps[-1]:
             cut = steps.index(sound[-1]) + 1
-            if not self._known:  # it begins here; who is saving by now goes on where it is
+            if not self._known:  # later reloads must not change where the saves go on
                 record_skipped(self._uri, [(step.step, step.attempt) for step in steps[cut:]])
             steps = steps[:cut]
         self._known = {step.step: step for step in steps}
@@ -361,26 +365,28 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         All processes of a job must call this.
 
         Args:
-            step: its number.
-            items: without `args`: one tree, or trees by name.
-            save_kwargs: without `args`: more for each item, such as `save_args`.
+            step: the step's number.
+            items: if there is no `args`: one tree, or trees by name.
+            save_kwargs: if there is no `args`: further arguments of each item, such as
+                `save_args`.
             metrics: numbers by name.
-            force: save also if the step is not due.
+            force: whether to save a step that is not due.
             args: `StandardSave`, `PyTreeSave`, `JsonSave`, `ArraySave`, `JaxRandomKeySave`,
                 `NumpyRandomKeySave` or Grain's `CheckpointSave`, or a `Composite` of them by name.
             custom_metadata: JSON to keep with the step.
 
         Returns:
-            Whether the step is being saved.
+            True if the save of the step has begun; False if it is not due, or the manager is
+            read-only.
 
         Raises:
-            StepExistsError: with `force`: this step exists (an Orbax `StepAlreadyExistsError` too),
-                or a later one does.
+            StepExistsError: `force` is given, and this step exists (then it is also Orbax's
+                `StepAlreadyExistsError`), or a later one does.
             UnsupportedFormatError: an item has an unsupported kind or a name that the manager does
                 not have, or a value that must be JSON is not.
-            SaveError: the previous save failed, and no call of this thread has raised that yet;
-                this save did not start.
-            StorageError: as `Checkpointer.save`.
+            SaveError: the previous save failed, and no call of this thread has raised its error
+                yet; this save did not start.
+            StorageError: for the other reasons of `Checkpointer.save`.
         """
         number = check_step(step)
         if args is None:
@@ -405,7 +411,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         if self._options.best_fn is not None and not metrics:
             logger.warning("%s: step %d has no metrics for best_fn", self._uri, number)
         created = datetime.now(UTC)
-        # Asks the caller's functions: before anything is begun, and once for all processes.
+        # Policies may call the caller's functions: do it on one process, before anything begins.
         numbers, when, doomed = agreement.agree(self._decide, number, created, metrics)
         meta = as_meta(
             to_save,
@@ -433,7 +439,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
     def _decide(
         self, step: int, created: datetime, metrics: Mapping[str, Any] | None
     ) -> tuple[dict[str, float] | None, str, list[int]]:
-        """Return the metrics as stored, the time of the save, and the steps not to keep."""
+        """Return the metrics to store, the time of the save, and the steps to delete after it."""
         annotation = Annotation.of(None, metrics)
         numbers = None if annotation is None else annotation.metrics
         doomed: list[int] = []
@@ -448,13 +454,13 @@ class CheckpointManager(policies.AbstractCheckpointManager):
 
     def is_saving_in_progress(self) -> bool:
         """Return True if a save is under way in this process."""
-        begun = self._begun  # another thread may take note of its end
+        begun = self._begun  # another thread may set it to None
         return begun is not None and not begun.done
 
     def check_for_errors(self) -> None:
         """Raise the error of a failed save, unless this thread has raised it already.
 
-        Each process alone: this waits neither for the save nor for the others.
+        Waits neither for a save under way nor for other processes.
 
         Raises:
             SaveError: the last save failed.
@@ -476,7 +482,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         self._agree_on_deleted()
 
     def close(self) -> None:
-        """Wait for what is under way, then release the run for other writers.
+        """Wait for saves and deletions under way, then release the run for other writers.
 
         Raises:
             SaveError: the last save failed, and no call of this thread has raised that yet.
@@ -495,7 +501,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             try:
                 agreement.all_or_none(self._raise_callback_error)
             except Exception:
-                self._leaving -= self._going  # on all processes; those that do go are heard of
+                self._leaving -= self._going  # on all processes, until deletions are reported
                 raise
 
     def _end(self, wait: Callable[[], object]) -> None:
@@ -511,7 +517,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             self._failure.raise_first()
 
     def _note_end(self) -> None:
-        """Record the end of a save, in whichever thread learns of it first."""
+        """Record that the save begun last has ended; called by any thread that notices it."""
         with self._ending:
             if self._begun is None or not self._begun.done:
                 return
@@ -547,7 +553,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
 
         Raises:
             StepNotFoundError: there is no such step.
-            StepInUseError: an alias names it, or a job would go on from it.
+            StepInUseError: an alias names the step, or a job needs it to continue.
         """
         number = check_step(step)
         if self._options.read_only:
@@ -562,7 +568,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             self._retention.start()
 
     def _delete_doomed(self) -> RetentionOutcome:
-        """Delete the doomed steps, in the background of process 0."""
+        """Delete the steps that are to be deleted; runs in a background thread of process 0."""
         deleted, in_use, errors = [], {}, []
         is_outdated = self._note_damage()
         while self._doomed:
@@ -587,7 +593,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         return RetentionOutcome((), tuple(deleted), in_use, tuple(errors))
 
     def _note_damage(self) -> bool:
-        """Return True if steps are damaged that were sound; note it for all processes."""
+        """Record new damage of steps for all processes; return True if there is any."""
         steps = {(step.step, step.attempt): step for step in list(self._known.values())}
         new = [key for key in sorted(doubtful_steps(self._run, steps)) if not steps[key].damage]
         for key in new:
@@ -597,7 +603,11 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         return bool(new)
 
     def _delete(self, step: PolicyStep) -> None:
-        """Delete a step; on process 0 only."""
+        """Delete a step; process 0 calls this.
+
+        Raises:
+            StepNotFoundError: there is no such step, or it was saved again in another attempt.
+        """
         info = self._run.step(step.step)
         if info.attempt != step.attempt:
             raise StepNotFoundError(
@@ -611,7 +621,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         delete_step(self._run, info, by=by, reason="CheckpointManagerOptions", grace=self._grace)
 
     def _agree_on_deleted(self) -> None:
-        """Agree on which steps are gone and which have stayed: only process 0 deletes."""
+        """Update all processes' lists of steps by the outcomes of process 0's deletions."""
         if self._keeps is None:
             return
         for step, gone, damage in agreement.agree(self._take_outcomes):
@@ -622,7 +632,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
                 self._known[step] = replace(self._known[step], damage=damage)
 
     def _take_outcomes(self) -> list[tuple[int, bool, str]]:
-        """Return and clear the outcomes, while another thread may add to them."""
+        """Return and clear the outcomes of deletions; another thread may add some meanwhile."""
         outcomes = []
         while self._outcomes:
             outcomes.append(self._outcomes.popleft())
@@ -657,8 +667,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             The item; or a `Composite` of the items, if they have names.
 
         Raises:
-            StepDamagedError: `step` is None, and the latest step is known to be damaged; the
-                manager was not made with `damaged="skip"`, or no step is sound.
+            StepDamagedError: `step` is None, and the latest step has a record of damage; the
+                manager was not made with `damaged="skip"`, or no step is undamaged.
             StepNotFoundError: the step does not exist, or the run has no steps (this is a
                 `FileNotFoundError` too).
             TreeMismatchError: leaves are missing or unexpected, or their shape, dtype or sharding
@@ -666,7 +676,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             IteratorMismatchError: an iterator can't take the position that the step has.
             UnsupportedFormatError: a run does not support the arguments, or the processes call this
                 with different steps or items.
-            StorageError: as `cairn.load`.
+            StorageError: for the other reasons of `cairn.load`.
         """
         if directory is not None and parse_uri(directory) != self._uri:
             read_only = ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0)
@@ -675,7 +685,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
                 return other.restore(step, items, restore_kwargs, None, args)
         self._settle()
         info = self._listed(step)
-        # What one process can't read or is asked otherwise must not leave the others waiting.
+        # An error on one process is raised on all, so that none waits for it forever.
         request = agreement.all_or_none(
             *(self._restore_request, info, items, restore_kwargs, args),
             same=_RestoreRequest.same,
@@ -799,7 +809,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         )
 
     def _run_metadata(self) -> dict[str, Any]:
-        """Return the run's metadata: as with Orbax, the first that was passed."""
+        """Return the run's metadata: as with Orbax, that of the run's first manager."""
         latest = max(self.all_steps(), default=None)
         if not self._has_metadata and latest is not None:
             self._metadata = agreement.agree(self._stored_metadata, latest)
@@ -831,7 +841,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         return info
 
     def _latest(self, number: int) -> StepInfo:
-        """Return the step, or the one to take in its place if it is damaged by now."""
+        """Return the step; if it has been found damaged since, the step to use instead."""
         info = self._run.step(number)
         if known_damage(self._run, (info.step, info.attempt)) is None:
             return info

@@ -1,8 +1,8 @@
-"""Containers of a tree as JSON, to rebuild it without a target as Orbax does. Imports JAX.
+"""Containers of a tree as JSON, by which a tree is rebuilt without a target. Imports JAX.
 
-A step stores leaves by path, and nothing for a list, an empty container or the type of a number.
-The manager stores these beside the step's leaves. As with Orbax, tuples come back as lists and any
-other node as a dict.
+A step stores leaves by path. It does not store which containers are lists, which are empty, and the
+types of Python numbers; the manager stores these as JSON. As with Orbax, tuples are restored as
+lists, and all other containers as dicts.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ def is_empty(node: Any) -> bool:
 
 
 class Containers(NamedTuple):
-    """Places of a tree that say what its paths do not.
+    """Properties of a tree that the paths of its leaves do not show.
 
     Attributes:
         lists: paths of lists and tuples.
@@ -47,7 +47,7 @@ class Containers(NamedTuple):
 
     @classmethod
     def of(cls, tree: Any) -> Self:
-        """Describe a tree without modules, or the tree of an item's metadata."""
+        """Return the containers of a tree without modules, or of an item's metadata tree."""
         containers = cls([], {}, {})
         leaves: set[type] = set()
 
@@ -74,20 +74,20 @@ class Containers(NamedTuple):
         return containers
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` reads; empty for a tree of dicts and arrays."""
+        """Return the containers as JSON, for `from_json`; empty for a tree of dicts and arrays."""
         return {name: part for name, part in self._asdict().items() if part}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """Return the containers that a step stores; those of plain dicts for older steps."""
+        """Return the containers from their JSON; {}, as in older steps, means plain dicts only."""
         return cls(stored.get("lists", []), stored.get("empties", {}), stored.get("numbers", {}))
 
     def numbers_in(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a number of the right type for each leaf that is one."""
+        """Return, by path, a zero of the right type for each leaf that was a Python number."""
         return {path: _NUMBERS[kind] for path, kind in self.numbers.items() if path in leaves}
 
     def nest(self, leaves: Mapping[str, Any]) -> Any:
-        """Build the tree with these leaves, by path."""
+        """Return the tree with these leaves, given by path."""
         empties = {path: _EMPTIES[kind]() for path, kind in self.empties.items()}
         if "" in empties:
             return empties[""]

@@ -1,8 +1,8 @@
 """Orbax's arguments for items, as trees, JSON and iterators to save, and as targets to restore.
 
-A tree's target is worked out leaf by leaf from what Orbax was asked for and from what is stored:
-where neither the target nor its arguments say where a leaf goes, it goes where it was when it was
-saved, as with Orbax.
+The target of a restore is determined leaf by leaf, from the caller's target and arguments and from
+the stored leaf. As with Orbax, a leaf for which the caller gives no sharding gets the sharding with
+which it was saved.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 SINGLE_ITEM: Final = "state"
-"""Name of an item that is saved without one."""
+"""Name of an item that is saved without a name."""
 
 _TREE_SAVES: Final = (ocp.args.StandardSave, ocp.args.PyTreeSave)
 _TREE_RESTORES: Final = (ocp.args.StandardRestore, ocp.args.PyTreeRestore)
@@ -61,11 +61,11 @@ _TARGETS: Final = (
     *(jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic),
     *(bool, int, float, complex),
 )
-"""Leaves of targets that say what to make."""
+"""Types of a target's leaves that describe the leaf to restore."""
 
 
 Kind = Literal["tree", "json", "iterator"] | SingleValue
-"""Kind of an item; an iterator is one of Grain's, whose arguments are Grain's own."""
+"""Kind of an item; "iterator" is one of Grain's, with Grain's own arguments."""
 
 
 _HANDLERS: Final[Mapping[type[Any], Kind]] = {
@@ -89,11 +89,12 @@ _LEGACY_RESTORES: Final[Mapping[Kind, type[Any]]] = {
 
 
 class Kinds(NamedTuple):
-    """What a manager's handlers say of its items.
+    """Kinds of a manager's items, according to its handlers.
 
     Attributes:
-        by_name: kind of each named item, None if that is open; None for one item without a name.
-        single: kind of that one item.
+        by_name: kind of each item, by name; None for a kind that is not known. None instead of a
+            mapping if the manager has one item without a name.
+        single: kind of the one item without a name; None if not known.
     """
 
     by_name: dict[str, Kind | None] | None
@@ -104,12 +105,12 @@ class SaveItems(NamedTuple):
     """Items of a call of `save`.
 
     Attributes:
-        trees: by name.
-        json: by name.
-        iterators: by name.
-        values: the kind of each item of `trees` or `json` that is one value, by name.
-        custom_metadata: of items that have some, by name.
-        single: it is one item, that was given without a name.
+        trees: the items that are trees, by name.
+        json: the items that are JSON, by name.
+        iterators: the items that are iterators, by name.
+        values: kind of those items of `trees` or `json` that are a single value, by name.
+        custom_metadata: custom metadata of the items that have some, by name.
+        single: True if there is one item, which was given without a name.
     """
 
     trees: dict[str, Any]
@@ -124,13 +125,13 @@ def save_items(args: Any, names: Collection[str] | None, is_single: bool | None)
     """Return the items of `save(args=...)`.
 
     Args:
-        args: as given.
-        names: of the manager's items; None if it was told none.
-        is_single: whether the manager has one item without a name; None if that is open.
+        args: the caller's arguments.
+        names: names of the manager's items; None if it has no names.
+        is_single: whether the manager has one item without a name; None if not known yet.
 
     Raises:
-        UnsupportedFormatError: arguments of other kinds, for items that the manager does not have,
-            or that ask for what is not stored; all are listed.
+        UnsupportedFormatError: arguments are of unsupported kinds, are for items that the manager
+            does not have, or have values that can't be stored; all are listed.
     """
     single = not isinstance(args, ocp.args.Composite)
     named = {SINGLE_ITEM: args} if single else dict(args.items())
@@ -179,13 +180,13 @@ def save_items(args: Any, names: Collection[str] | None, is_single: bool | None)
 
 
 def _of_grain(name: str) -> tuple[type[Any], ...]:
-    """Return a class of Grain's, for `isinstance`; none where nobody has imported Grain."""
+    """Return a class of Grain by name, for `isinstance`; empty if Grain is not imported."""
     module = sys.modules.get("grain.checkpoint")
     return () if module is None else (getattr(module, name),)
 
 
 def _is_of_grain(item_args: Any, *, saving: bool) -> bool:
-    """Return True for arguments of Grain's handler, or of one that is made of it."""
+    """Return True for arguments of Grain's handler or of a subclass of it."""
     handlers = _of_grain("CheckpointHandler")
     if not handlers or not isinstance(item_args, ocp.args.CheckpointArgs):
         return False
@@ -200,9 +201,9 @@ def _is_of_grain(item_args: Any, *, saving: bool) -> bool:
 
 
 def _own_iterator(item: Any) -> tuple[Any, str]:
-    """Return the iterator of this process to save, and what is wrong with it.
+    """Return the iterator of this process to save, and what is wrong with it; "" if nothing.
 
-    MaxText gives (iterator, process, processes) for each that a process has.
+    MaxText passes a list, with (iterator, process, number of processes) for each iterator.
     """
     if not isinstance(item, list):
         return item, ""
@@ -220,7 +221,11 @@ def _not_stored(item_args: Any) -> list[str]:
 
 
 def _in_dtypes(tree: Any, save_args: Any) -> Any:
-    """Return the tree, its leaves cast as their `SaveArgs` say, except at empty nodes."""
+    """Return the tree with its leaves cast to the dtypes of their `SaveArgs`.
+
+    Raises:
+        UnsupportedFormatError: `save_args` has another structure than the tree.
+    """
     if save_args is None:
         return tree
     structure: Any
@@ -256,17 +261,17 @@ def _cast(leaf: Any, dtype: Any) -> Any:
 
 
 def restore_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) -> dict[str, Any]:
-    """Return the arguments of `restore(args=...)` by item; None for an item as it was saved.
+    """Return the arguments of `restore(args=...)` by item; None: restore the item as it was saved.
 
     Args:
-        args: as given; None, or a Composite without items, for all items but iterators,
-            of which there is nothing to make.
-        stored: the items that there are, and what each is.
-        single: the item that a call without a name means; None if there is no such item.
+        args: the caller's arguments. None, or a Composite without items, means all items except
+            iterators, which can't be restored without an object to set.
+        stored: kind of each stored item, by name.
+        single: name of the item that arguments without a name are for; None if there is none.
 
     Raises:
-        UnsupportedFormatError: arguments of other kinds, for another kind of item, or for items
-            that there are none of; all are listed.
+        UnsupportedFormatError: arguments are of unsupported kinds, or do not fit the kind of their
+            item, or the step has no such item; all are listed.
     """
     if args is None or (isinstance(args, ocp.args.Composite) and not args):
         return dict.fromkeys(name for name, kind in stored.items() if kind != "iterator")
@@ -323,16 +328,16 @@ def _not_read(item_args: Any) -> list[str]:
 
 
 def legacy_args(items: Any, kwargs: Any, kinds: Kinds, *, saving: bool) -> Any:
-    """Return the `args` that `save(step, items, save_kwargs)`, or such a `restore`, means.
+    """Return the `args` that are equivalent to Orbax's older arguments of `save` or `restore`.
 
     Args:
         items: one item, or items by name.
-        kwargs: more for one item, or by name.
-        kinds: what the manager was made with.
-        saving: whether it is a save.
+        kwargs: further arguments of the one item, or of items by name.
+        kinds: kinds of the manager's items.
+        saving: True for a save, False for a restore.
 
     Raises:
-        UnsupportedFormatError: `args` given in the place of `items`.
+        UnsupportedFormatError: `items` is an object for `args`.
     """
     if isinstance(items, ocp.args.CheckpointArgs):
         _refuse([f"{_kind(items)} as items"], f"args={_kind(items)}(...), by its name")
@@ -351,16 +356,16 @@ def legacy_args(items: Any, kwargs: Any, kinds: Kinds, *, saving: bool) -> Any:
 
 
 def _legacy(make: type[Any], item: Any, kwargs: Any) -> Any:
-    """Return arguments of an item; what NumPy or JAX restores by itself takes no item."""
+    """Return the arguments of an item, of the class `make`; the item only if the class has one."""
     names = {field.name for field in dataclasses.fields(make)}
     return make(**({"item": item} if "item" in names else {}), **(kwargs or {}))
 
 
 def kinds_of(handlers: Mapping[str, Any]) -> dict[str, Kind | None]:
-    """Return the kind of each item, by its Orbax handler; None if that is open.
+    """Return the kind of each item according to its handler; None if a handler is None or Grain's.
 
     Raises:
-        UnsupportedFormatError: handlers of other kinds of items; all are listed.
+        UnsupportedFormatError: handlers are for unsupported kinds of items; all are listed.
     """
     kinds: dict[str, Kind | None] = {}
     problems = []
@@ -396,8 +401,9 @@ class TreeTarget(NamedTuple):
     """Target of a tree to restore.
 
     Attributes:
-        tree: a target of `cairn.load`.
-        gaps: paths of stored leaves for which it has no place, and of placeholders.
+        tree: the tree as a target for `cairn.load`.
+        gaps: paths that are not read: of placeholders, of empty nodes, and of stored leaves that a
+            partial restore leaves out.
     """
 
     tree: Any
@@ -416,17 +422,17 @@ def tree_target(
     """Return the target of a tree to restore.
 
     Args:
-        item_args: Orbax's arguments for it; None to have it as it was saved, in lists and dicts.
-        stored: logical shape and dtype of each leaf by path.
-        texts: paths of leaves that are text.
-        name: the item's.
-        containers: gives the containers in which the leaves were saved.
-        metadata: gives Orbax's metadata of the item.
+        item_args: Orbax's arguments of the item; None to restore it as saved, in lists and dicts.
+        stored: shape and dtype of each stored leaf, by path.
+        texts: paths of stored leaves that are text.
+        name: the item's name.
+        containers: function that returns the containers in which the leaves were saved.
+        metadata: function that returns Orbax's metadata of the item.
 
     Raises:
-        UnsupportedFormatError: the tree is one leaf, without a key.
-        TreeMismatchError: a leaf is asked for in another shape or dtype than it has, or is to go to
-            devices that are not there, or can't be restored into; all are listed.
+        UnsupportedFormatError: the stored tree is a single leaf, without a key.
+        TreeMismatchError: the target's shape or dtype of a leaf differs from the stored one, its
+            devices do not exist, or the target's leaf is of an unsupported type; all are listed.
     """
     if {*stored, *texts} == {""}:
         raise UnsupportedFormatError(
@@ -490,7 +496,7 @@ def tree_target(
 
 
 def in_layouts(tree: Any, item_args: Any) -> Any:
-    """Return the restored tree in the device layouts that `support_layout` asks for."""
+    """Return the restored tree; with `support_layout`, in the device layouts of the target."""
     is_standard = isinstance(item_args, ocp.args.StandardRestore)
     if not is_standard or not item_args.support_layout or item_args.item is None:
         return tree
@@ -507,7 +513,7 @@ def in_layouts(tree: Any, item_args: Any) -> Any:
 def _empty_places(tree: Any) -> set[str]:
     """Return the paths at which a tree has None, an empty container or a placeholder.
 
-    As with Orbax, a leaf that is stored there is not read, and the place stays as it is.
+    As with Orbax, leaves that are stored at these paths are not read.
     """
     if is_empty(tree):
         return set()
@@ -524,7 +530,10 @@ def _target_of(
     fixed: bool,
     problems: list[str],
 ) -> Any:
-    """Return the leaf to restore into, from the caller's leaf and its arguments."""
+    """Return the target's leaf for `cairn.load`, from the caller's leaf and its `RestoreArgs`.
+
+    If that is not possible, add a line to `problems` and return the caller's leaf.
+    """
     if leaf is ... and fixed:
         return leaf
     if args is None and fixed and isinstance(leaf, ocp.RestoreArgs):
@@ -580,11 +589,11 @@ def _target_of(
             problems.append(f"{path}: {problem}")
             return leaf
     if on_host and kind is None and not shape and isinstance(leaf, int | float | complex):
-        return leaf  # a number has no dtype: it comes back as the number that it was
+        return leaf  # a Python number is restored as a Python number
     if on_host:
         return np.broadcast_to(np.zeros((), dtype), shape)  # a shape and a dtype; no memory
     if isinstance(sharding, jax.sharding.NamedSharding) and is_key_dtype(dtype):
-        # Orbax stores the sharding of their words, whose last axis is none of the keys'.
+        # Orbax stores the sharding of the keys' words, which have an axis more than the keys.
         sharding = jax.sharding.NamedSharding(
             sharding.mesh,
             jax.sharding.PartitionSpec(*sharding.spec[: len(shape)]),
@@ -594,7 +603,7 @@ def _target_of(
 
 
 def _are_words(leaf: Any, stored: jax.ShapeDtypeStruct) -> bool:
-    """Return True for a description, as Orbax makes it, of the words of stored PRNG keys."""
+    """Return True if a leaf describes the words of stored PRNG keys, as Orbax's metadata does."""
     shape = getattr(leaf, "shape", None)
     if shape is None or not is_key_dtype(stored.dtype):
         return False
@@ -603,7 +612,7 @@ def _are_words(leaf: Any, stored: jax.ShapeDtypeStruct) -> bool:
 
 
 class _Placements:
-    """Placements of an item's leaves when they were saved; read on first use."""
+    """Shardings with which an item's leaves were saved; read on first use."""
 
     def __init__(self, metadata: Callable[[], Any], fallback: jax.sharding.Sharding | None) -> None:
         self._metadata = metadata
@@ -611,9 +620,10 @@ class _Placements:
         self._leaves: dict[str, Any] | None = None
 
     def of(self, path: str) -> tuple[jax.sharding.Sharding | None, bool, str]:
-        """Return a leaf's sharding, whether it was on the host, and what is wrong.
+        """Return a leaf's sharding, whether it was on the host, and what is wrong ("": nothing).
 
-        What lay on one device goes to the first of this process: no sharding.
+        The sharding is None for a leaf on the host and for one on a single device, which is
+        restored to this process's first device.
         """
         if self._leaves is None:
             self._leaves = flatten(self._metadata().tree)

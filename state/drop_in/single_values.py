@@ -1,6 +1,6 @@
-"""Items that are one value: an array, a random key of JAX, the state of NumPy's generator.
+"""Items that are a single value: an array, a JAX random key, or the state of NumPy's generator.
 
-An array or a key is stored as a tree of one leaf, NumPy's state as JSON.
+An array or a key is stored as a tree with one leaf, NumPy's state as JSON.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ __all__ = [
 
 SingleValue = Literal["array", "jax key", "numpy state"]
 VALUE: Final = "value"
-"""Path of the only leaf."""
+"""Path of the leaf in the tree of an array or a key."""
 
 SAVE_ARGS: Final[Mapping[type, SingleValue]] = {
     ocp.args.ArraySave: "array",
@@ -39,12 +39,12 @@ RESTORE_ARGS: Final[Mapping[SingleValue, type[Any]]] = {
 
 
 def kind_of(item_args: Any) -> SingleValue | None:
-    """Return the kind of value that arguments of a save hold; None for other arguments."""
+    """Return the kind of single value that arguments of a save are for; None for other items."""
     return SAVE_ARGS.get(type(item_args))
 
 
 def problem_of(kind: SingleValue, item: Any) -> str:
-    """Return what is wrong with a value; an array is checked like other leaves."""
+    """Return what is wrong with a single value; "" if nothing. Arrays are checked elsewhere."""
     if kind == "jax key" and not isinstance(item, jax.Array):
         return f"{type(item).__name__} is no key of JAX"
     if kind == "numpy state" and not isinstance(item, tuple | dict):
@@ -53,7 +53,7 @@ def problem_of(kind: SingleValue, item: Any) -> str:
 
 
 def as_tree_args(item_args: Any) -> Any:
-    """Return the arguments to restore the tree in which the value lies."""
+    """Return the arguments that restore the tree of an array or a key; None if none are needed."""
     restore_args = None if item_args is None else item_args.restore_args
     return (
         None if restore_args is None else ocp.args.PyTreeRestore(restore_args={VALUE: restore_args})
@@ -76,7 +76,7 @@ def as_json(state: Any) -> Any:
 
 
 def from_json(stored: Any) -> Any:
-    """Return the state of NumPy's generator."""
+    """Return the state of NumPy's generator from its JSON; the inverse of `as_json`."""
     match stored:
         case {"array": values, "dtype": dtype}:
             return np.array(values, dtype)

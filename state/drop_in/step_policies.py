@@ -1,8 +1,8 @@
 """Orbax's options as decisions: when to save, and which steps to keep.
 
-Orbax's own policies make the decisions; its older options are translated to policies. An option
-that asks for something that a run can't do is refused when the manager is created. An option about
-the way in which Orbax writes or deletes files has no effect, and a warning names it.
+Orbax's own policies decide; its older options are translated to policies. Options that a run can't
+follow are refused when the manager is created. Options about how Orbax writes or deletes files have
+no effect, and a warning names them.
 """
 
 import logging
@@ -35,7 +35,7 @@ _WITHOUT_MEANING: Final = (
     "enable_per_process_directory_creation",
     "lightweight_initialize",
 )
-"""Options that say how Orbax lays out folders, commits or deletes. A run has its own way."""
+"""Options about Orbax's folders, commits and deletions; they have no effect on a run."""
 
 
 _RULES: Final = ("max_to_keep", "keep_period", "keep_time_interval")
@@ -46,11 +46,11 @@ class PolicyStep:
     """Step, as Orbax's policies see it.
 
     Attributes:
-        step: its number.
-        time: when it was saved.
-        metrics: its numbers by name; None if it has none.
-        attempt: the attempt that holds it; 0 if it is not written yet.
-        damage: what its last verification found to be wrong, in a line; empty if nothing.
+        step: the step's number.
+        time: time of the save.
+        metrics: the step's metrics, by name; None if it has none.
+        attempt: the attempt that the step was written in; 0 if it is not written yet.
+        damage: damage that the last verification found, in a line; empty if none.
     """
 
     step: int
@@ -61,10 +61,10 @@ class PolicyStep:
 
 
 def check_options(options: CheckpointManagerOptions) -> None:
-    """Refuse options that a run can't follow, and log a warning of those without an effect.
+    """Check the manager's options; log a warning of those that have no effect.
 
     Raises:
-        PolicyError: some options ask for something that a run can't do; all are listed.
+        PolicyError: a run can't follow some of the options; all of these are listed.
     """
     processes, files = options.multiprocessing_options, options.file_options
     others = [name for name in _RULES if getattr(options, name)]
@@ -185,5 +185,5 @@ class _AsFunction:
     def should_save(
         self, step: PolicyStep, previous_steps: Sequence[PolicyStep], *, context: Any
     ) -> bool:
-        """Return the function's answer for this step and the latest before it."""
+        """Return what the function returns for this step and the latest before it (or None)."""
         return bool(self._decide(step.step, previous_steps[-1].step if previous_steps else None))

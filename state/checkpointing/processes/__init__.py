@@ -1,4 +1,4 @@
 """Agreement between a job's processes: exchanged values, stragglers, failures.
 
-Imports JAX; in a job of one process all is local.
+Imports JAX. In a job of one process, nothing is exchanged.
 """

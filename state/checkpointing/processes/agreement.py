@@ -1,7 +1,7 @@
-"""Agreement of all processes of a job, on the caller's thread.
+"""Calls in which all processes of a job exchange results and errors, on the caller's thread.
 
-Only process 0 asks the store about runs, attempts and manifests; the others receive its decision.
-An error in one process is raised in all of them, so that none waits forever.
+Only process 0 reads runs, attempts and manifests from the store and decides; the others receive its
+decision. An error in one process is raised in all of them, so that none waits forever.
 """
 
 import json
@@ -25,12 +25,12 @@ def agree(decide: Callable[..., R], *args: Any) -> R:
     """Call `decide` on process 0 and return its result on every process. All must call this.
 
     Args:
-        decide: called on process 0 only; returns JSON.
-        *args: its arguments.
+        decide: function that is called on process 0 only, and returns JSON.
+        *args: arguments of `decide`.
 
     Raises:
-        StorageError: `decide` raised on process 0; raised on every process.
-        LateProcessError: there is a straggler.
+        StorageError: `decide` failed on process 0; raised on every process.
+        LateProcessError: a process did not call this in time.
     """
     if jax.process_count() == 1:
         return decide(*args)
@@ -53,10 +53,10 @@ def collect(value: Any) -> list[Any]:
     """Return the values of all processes, in order, on every process. All must call this.
 
     Args:
-        value: JSON, a few KiB.
+        value: this process's value: JSON, a few KiB.
 
     Raises:
-        LateProcessError: there is a straggler.
+        LateProcessError: a process did not call this in time.
     """
     if jax.process_count() == 1:
         return [value]
@@ -73,16 +73,17 @@ def all_or_none(
     """Return the local result of `prepare` if no process raised. All must call this.
 
     Args:
-        prepare: may raise on some processes and not on others.
-        *args: its arguments.
-        same: function of the result that returns, by name, the values that must be equal on all
-            processes: JSON, or anything by its `repr`.
-        error: class of the error about values that differ; takes `StorageError`'s arguments.
+        prepare: function that is called on each process; it may raise on some of them only.
+        *args: arguments of `prepare`.
+        same: function from the result to values, by name, that must be equal on all processes.
+            They are compared as JSON, with the `repr` of what JSON can't express.
+        error: class of the error if such values differ; takes `StorageError`'s arguments.
 
     Raises:
         StorageError: `prepare` failed on another process.
-        LateProcessError: there is a straggler.
-        Exception: the error of `prepare` here, or `error`, on every process.
+        LateProcessError: a process did not call this in time.
+        Exception: `prepare` failed on this process, or, of the class `error`, values differ;
+            the latter is raised on every process.
     """
     if jax.process_count() == 1:
         return prepare(*args)
@@ -99,17 +100,17 @@ def all_or_none(
 
 
 def compare(prepare: Callable[..., R], *args: Any) -> tuple[R, bool]:
-    """Return the local result of `prepare`, and True if all are alike. All must call this.
+    """Return the local result of `prepare`, and True if it is equal on all. All must call this.
 
     Args:
-        prepare: may raise on some processes and not on others; its result is compared by its
-            `repr`.
-        *args: its arguments.
+        prepare: function that is called on each process; it may raise on some of them only. Its
+            results are compared by their `repr`.
+        *args: arguments of `prepare`.
 
     Raises:
         StorageError: `prepare` failed on another process.
-        LateProcessError: there is a straggler.
-        Exception: the error of `prepare` here.
+        LateProcessError: a process did not call this in time.
+        Exception: `prepare` failed on this process.
     """
     if jax.process_count() == 1:
         return prepare(*args), True
@@ -122,7 +123,10 @@ def _prepared(
     args: Sequence[Any],
     same: Callable[[R], Mapping[str, Any]] | None,
 ) -> tuple[R, dict[str, list[int]]]:
-    """Return the local result and, for each value, the processes that differ from process 0."""
+    """Return the local result and, for each value of `same`, the processes that differ from 0.
+
+    Raises the errors of `all_or_none`, except `error`.
+    """
     results: list[R] = []
     raised: BaseException | None = None
     values: Mapping[str, Any] = {}
@@ -143,7 +147,11 @@ def _prepared(
 
 
 def _verdict(messages: Sequence[str]) -> str:
-    """Return the first failure; or, for each value, the processes that differ from process 0."""
+    """Return, as JSON, the first failure; without one, the processes that differ, for each value.
+
+    Args:
+        messages: the messages of `_prepared`, by process.
+    """
     votes = [json.loads(message) for message in messages]
     for index, vote in enumerate(votes):
         if "error" in vote:
@@ -154,7 +162,7 @@ def _verdict(messages: Sequence[str]) -> str:
 
 
 def _call_site(call: Callable[..., Any]) -> str:
-    """Return the name of a call site, equal in all processes."""
+    """Return a function's full name, which is equal in all processes."""
     call = call.func if isinstance(call, partial) else call
     name = getattr(call, "__qualname__", type(call).__qualname__)
     return f"{getattr(call, '__module__', '')}.{name}"
@@ -166,12 +174,17 @@ def _digest(value: Any) -> str:
 
 
 def as_json(error: BaseException | None) -> str:
-    """Encode an error for other processes; {} if there is none."""
+    """Return an error as JSON for other processes; "{}" for None."""
     return json.dumps({} if error is None else {"error": type(error).__name__, "text": str(error)})
 
 
 def from_json(message: Mapping[str, str], *, process: int = 0) -> StorageError:
-    """Decode another process's error by its class name; unknown classes keep only the text."""
+    """Return another process's error; its class is StorageError if `storage` has none of its name.
+
+    Args:
+        message: the object that `as_json` encoded.
+        process: the process that failed.
+    """
     kind = getattr(errors, message["error"], StorageError)
     if not (isinstance(kind, type) and issubclass(kind, StorageError)):
         kind = StorageError

@@ -1,6 +1,7 @@
 """Messages between a job's processes in the background, where no device may be used.
 
-Unlike the numbered rounds of `exchange`, they have keys of their own: several may run at a time.
+Unlike the numbered rounds of `exchange`, each message has its own key: several exchanges may run at
+a time.
 """
 
 import itertools
@@ -41,21 +42,21 @@ OUTCOME_SECONDS: Final = 1200
 """Seconds that the other processes wait for process 0 to publish a step."""
 
 MEET_SECONDS: Final = LATE_SECONDS
-"""Seconds that the processes wait for a straggler that is alive and has not failed."""
+"""Seconds that processes wait in `meet` for one that is late but has reported no failure."""
 
 R = TypeVar("R")
 
 
 def wait_for(work: Callable[[], R], key: str) -> R:
-    """Run `work` in the background and return its result; stop if another process failed.
+    """Run `work` in a thread and return its result; stop waiting if another process failed.
 
     Args:
-        work: waits for the other processes at some point.
-        key: of the failure, see `report_failure`.
+        work: function that waits for other processes, perhaps forever if one fails.
+        key: key under which processes report failures, see `report_failure`.
 
     Raises:
-        StorageError: another process reported a failure; `work` goes on in a thread of its own.
-        BaseException: the error of `work`.
+        StorageError: another process reported a failure; the thread of `work` goes on.
+        BaseException: `work` failed.
     """
     if jax.process_count() == 1:
         return work()
@@ -78,25 +79,26 @@ _collectives: Final = itertools.count()
 
 
 def collective(work: Callable[[], R], place: str) -> R:
-    """Run a collective, which has no deadline of its own, and return its result.
+    """Run a collective of all processes with a deadline, and return its result.
 
-    All processes must call this, in the same order. An abandoned collective goes on in a thread of
-    its own.
+    All processes must call this, in the same order. After the deadline the collective goes on in
+    its thread, since it can't be stopped.
 
     Args:
-        work: uses the network of devices.
+        work: function that runs the collective, over the network of the devices.
         place: name of the call site, for the log and for errors.
 
     Raises:
-        LateProcessError: it did not end within `LATE_SECONDS`; names the stragglers.
-        StorageError: it failed on another process.
-        BaseException: the error of `work`.
+        LateProcessError: the collective did not end within `LATE_SECONDS`; names the processes
+            that did not call this.
+        StorageError: `work` failed on another process.
+        BaseException: `work` failed on this process.
     """
     if jax.process_count() == 1:
         return work()
     client, number = coordination(), next(_collectives)
     key = f"cairn/collective/{number}"
-    if is_primary():  # nobody needs the earlier key any more
+    if is_primary():  # no process needs the earlier key any more
         client.key_value_delete(f"cairn/collective/{number - 1}/")
     client.key_value_set(f"{key}/at/{jax.process_index()}", "here")
     outcome: Future[R] = Future()
@@ -127,18 +129,18 @@ def collective(work: Callable[[], R], place: str) -> R:
 
 
 def meet(key: str, place: str, *, seconds: float = MEET_SECONDS) -> None:
-    """Wait at a barrier until every process is at `place`, or one has failed. Uses no device.
+    """Wait at a barrier until every process has called this. Uses no device.
 
-    JAX's coordination service notices a process that dies, and ends the others.
+    If a process dies, JAX's coordination service ends the others.
 
     Args:
-        key: of the failure, see `report_failure`.
-        place: the same on all processes; used once per key.
-        seconds: how long to wait for a straggler that does not fail.
+        key: key of the save, see `save_key`; processes report failures under it.
+        place: name of the barrier, the same on all processes; used once per key.
+        seconds: maximum seconds to wait.
 
     Raises:
         StorageError: another process reported a failure.
-        SaveError: some did not come in time.
+        SaveError: a process did not call this in time.
     """
     if jax.process_count() == 1:
         return
@@ -165,7 +167,10 @@ def meet(key: str, place: str, *, seconds: float = MEET_SECONDS) -> None:
 
 
 def _all_met(client: Coordination, arrivals: str, all_there: str) -> bool:
-    """Return True if all arrived, waiting at most `POLL_SECONDS`. Process 0 counts for all."""
+    """Return True if all processes are at the barrier; wait at most `POLL_SECONDS` for them.
+
+    Process 0 looks at the arrivals and sets `all_there`; the others wait for that key only.
+    """
     if not is_primary():
         return is_set(client, all_there)
     missing = absent(client, arrivals)
@@ -179,7 +184,7 @@ def _all_met(client: Coordination, arrivals: str, all_there: str) -> bool:
 
 
 def _raise_reported(client: Coordination, key: str) -> None:
-    """Raise the failure that any process has reported under `key`."""
+    """Raise the failure that a process has reported under `key`; do nothing if there is none."""
     report = client.key_value_try_get(_failure_key(key))
     if report is not None:
         failure = json.loads(report)
@@ -187,17 +192,17 @@ def _raise_reported(client: Coordination, key: str) -> None:
 
 
 def save_key(step_folder: object, save: str) -> str:
-    """Return the key under which a job's processes meet for a save; used once.
+    """Return the key for messages between a job's processes about one save.
 
     Args:
-        step_folder: destination. Not unique: a deleted run may have had the same folder.
+        step_folder: the step's folder. It is not unique: a deleted run may have had the same.
         save: unique id of this save.
     """
     return f"cairn/{step_folder}/{save}"
 
 
 def report_failure(key: str, error: BaseException) -> None:
-    """Tell the processes that `wait_for` this key that it failed. The first report stays."""
+    """Report a failure under `key` to all processes that wait with it; only the first counts."""
     if jax.process_count() == 1:
         return
     report = {**json.loads(as_json(error)), "process": int(jax.process_index())}
@@ -208,14 +213,14 @@ def report_failure(key: str, error: BaseException) -> None:
 
 
 def share_outcome(key: str, error: BaseException | None) -> None:
-    """Send the outcome of publishing (process 0), or wait for it (the others).
+    """Send the outcome of publishing a step from process 0 to all; the others wait for it.
 
     Args:
-        key: the same on all processes, used once.
-        error: on process 0, the error, if any.
+        key: key of the message, the same on all processes, used once.
+        error: on process 0, the error of publishing, None if it succeeded; ignored on the others.
 
     Raises:
-        StorageError: on the other processes, the error of process 0.
+        StorageError: publishing failed; raised on all processes except process 0.
         SaveError: process 0 sent nothing for `OUTCOME_SECONDS`.
     """
     if jax.process_count() == 1:

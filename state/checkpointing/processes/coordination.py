@@ -1,8 +1,7 @@
 """The key-value store of a job's processes: JAX's coordination service.
 
-Neither JAX nor Orbax has a public API for it: this is the one file that uses a private module for
-that (ADR 16). It serves where no device may be used: in the background, and while other processes
-may have failed.
+Neither JAX nor Orbax has a public API for it; only this file uses the private one (ADR 16). The
+store needs no device, so it works in background threads and while other processes may have failed.
 """
 
 from collections.abc import Sequence
@@ -17,19 +16,19 @@ class Coordination(Protocol):
     """Key-value store that a job's processes share; local in a job of one process."""
 
     def key_value_set(self, key: str, value: str) -> None:
-        """Set a value once; raises if the key has one."""
+        """Set the value of a key; raise `jax.errors.JaxRuntimeError` if the key has one already."""
 
     def key_value_try_get(self, key: str) -> str | None:
-        """Return the value, or None."""
+        """Return the value of a key; None if it has none."""
 
     def blocking_key_value_get(self, key: str, timeout_secs: int) -> str:
-        """Wait for a value; raises `jax.errors.JaxRuntimeError` at the timeout."""
+        """Wait for a key's value and return it; raise `jax.errors.JaxRuntimeError` if too late."""
 
     def key_value_dir_get(self, key: str) -> Sequence[tuple[str, str]]:
-        """Return (key, value) of all below `key`, which ends in "/"."""
+        """Return (key, value) of all keys below `key`, which ends in "/"."""
 
     def key_value_delete(self, key: str) -> None:
-        """Delete the key, and all below it if it ends in "/"."""
+        """Delete a key; if it ends in "/", all keys below it."""
 
 
 def coordination() -> Coordination:

@@ -1,8 +1,9 @@
-"""One round between a job's processes: each sends a text, process 0 answers all.
+"""Rounds of messages between a job's processes: each sends a text, process 0 answers all.
 
-It uses JAX's coordination service and no device, so a round does not wait for training steps that
-devices still run. Process 0 waits for the others up to a deadline, and then names the stragglers to
-all. Each process numbers the rounds: all must make the same ones, in the same order.
+A round uses JAX's coordination service and no device, so it does not wait for training steps that
+devices still run. Process 0 waits for the others up to a deadline; after that, all processes raise
+an error that names the stragglers. Each process counts its rounds, and rounds of the same number
+belong together: all processes must take part in the same ones, in the same order.
 """
 
 import functools
@@ -30,25 +31,25 @@ __all__ = [
 ]
 
 LATE_SECONDS: Final = 1800.0
-"""Seconds that a process waits for a straggler that is alive."""
+"""Seconds that a process waits for others that are late."""
 
 POLL_SECONDS: Final = 1
 """Seconds between two checks of a waiting process."""
 
 _PIECE_CHARACTERS: Final = 1 << 20
-"""Characters per value: the service accepts no message above 4 MiB."""
+"""Maximum characters per value; longer texts are divided. The service's limit is 4 MiB."""
 
 MOST_NAMED: Final = 32
-"""Processes that errors and the log name; in larger jobs only process 0 looks them up."""
+"""Maximum processes that an error or a log line names. In larger jobs only process 0 names any."""
 
 _rounds = itertools.count()
 _numbering = threading.Lock()
 _answered: list[str] = []
-"""Rounds whose answer can be deleted once all processes are in a later one."""
+"""Keys of rounds whose answers can be deleted once all processes are in a later round."""
 
 
 def is_primary() -> bool:
-    """Return True in the process that talks to the store for all."""
+    """Return True on process 0, which reads and writes the run's records for all."""
     return int(jax.process_index()) == 0
 
 
@@ -58,11 +59,12 @@ def exchange(place: str, message: str, answer: Callable[[Sequence[str]], str]) -
     Args:
         place: name of the call site, for the log and for errors.
         message: the text of this process; a few KiB.
-        answer: given all texts, by process; called on process 0 alone.
+        answer: function from all texts, in order of the processes, to the answer; called on
+            process 0 only.
 
     Raises:
-        LateProcessError: some did not come for `LATE_SECONDS`, or are at another call site; raised
-            on every process, also on one that comes later.
+        LateProcessError: a process did not call this within `LATE_SECONDS`, or called it at
+            another call site. Raised on every process, also on one that calls too late.
     """
     client = coordination()
     with _numbering:
@@ -79,7 +81,7 @@ def exchange(place: str, message: str, answer: Callable[[Sequence[str]], str]) -
 
 
 def _first_answer(client: Coordination, key: str, mine: Mapping[str, Any]) -> str:
-    """Set the answer unless there is one, and return the one that counts: the first."""
+    """Set a round's answer unless it has one already; return the answer that it then has."""
     try:
         _send(client, f"{key}/answer", json.dumps(mine))
     except jax.errors.JaxRuntimeError as exc:
@@ -98,7 +100,7 @@ def _answer(
         raise LateProcessError(**late)
     text = answer([messages[index]["message"] for index in range(jax.process_count())])
     counting = json.loads(_first_answer(client, key, {"answer": text}))
-    if "late" in counting:  # another process gave up on this one
+    if "late" in counting:  # another process stopped waiting for this one
         raise LateProcessError(**counting["late"])
     client.key_value_delete(f"{key}/messages/")
     for earlier in _answered:  # all have read these: they are in this round
@@ -108,7 +110,7 @@ def _answer(
 
 
 def _wait_for_all(client: Coordination, place_key: str, place: str) -> dict[int, Mapping[str, str]]:
-    """Return the texts by process, without those of stragglers."""
+    """Wait for all processes' messages; return those that came in time, by process."""
     stragglers = StragglerLog(place)
     while missing := _absent(messages := _messages(client, place_key)):
         if stragglers.waited(functools.partial(named, missing)) > LATE_SECONDS:
@@ -143,14 +145,18 @@ def _at_other_calls(messages: Mapping[int, Mapping[str, str]], place: str) -> di
 
 
 def _wait_for_answer(client: Coordination, key: str, place: str) -> str:
-    """Wait for process 0's answer, longer than it waits itself, so that it names stragglers."""
+    """Return process 0's answer, or an answer that names it as late.
+
+    If process 0 takes part in the round, this waits longer than process 0 itself waits for the
+    others, so that its answer can name the stragglers.
+    """
     stragglers = StragglerLog(place)
     while not is_set(client, f"{key}/answer.0"):
         waited = stragglers.waited(lambda: "an answer")
         if waited <= LATE_SECONDS:
             continue
         has_come = client.key_value_try_get(f"{key}/messages/0.0") is not None
-        # Process 0 may have arrived just now: it waits for as long itself.
+        # Process 0 may have begun to wait just now, and it too waits for LATE_SECONDS.
         if has_come and waited <= 2 * LATE_SECONDS + FIRST_LOG_SECONDS:
             continue
         late = {
@@ -164,7 +170,10 @@ def _wait_for_answer(client: Coordination, key: str, place: str) -> str:
 
 
 def _send(client: Coordination, key: str, text: str) -> None:
-    """Store a text of any length in pieces; the first one has their number and is set last."""
+    """Store a text of any length in pieces, each prefixed by their number; set the first one last.
+
+    Once the first piece has a value, all have.
+    """
     pieces = [
         text[start : start + _PIECE_CHARACTERS]
         for start in range(0, max(1, len(text)), _PIECE_CHARACTERS)
@@ -174,7 +183,7 @@ def _send(client: Coordination, key: str, text: str) -> None:
 
 
 def _receive(client: Coordination, key: str) -> str:
-    """Return a text that is complete."""
+    """Return a text that `_send` has stored completely."""
     count, _, text = client.blocking_key_value_get(f"{key}.0", POLL_SECONDS).partition(" ")
     rest = [
         client.blocking_key_value_get(f"{key}.{number}", POLL_SECONDS).partition(" ")[2]
@@ -206,7 +215,7 @@ def _joined(messages: Mapping[str, str], index: int) -> str:
 
 
 def is_set(client: Coordination, name: str) -> bool:
-    """Return True if a key has a value, after at most `POLL_SECONDS`."""
+    """Return True as soon as a key has a value; False if it has none after `POLL_SECONDS`."""
     try:
         client.blocking_key_value_get(name, POLL_SECONDS)
     except jax.errors.JaxRuntimeError as exc:
@@ -217,7 +226,7 @@ def is_set(client: Coordination, name: str) -> bool:
 
 
 def named(numbers: Sequence[int]) -> str:
-    """Format process numbers for errors and the log; only the first of very many."""
+    """Return process numbers as text for errors and the log; only the first `MOST_NAMED`."""
     first = ", ".join(map(str, numbers[:MOST_NAMED]))
     more = f" and {len(numbers) - MOST_NAMED} more" if len(numbers) > MOST_NAMED else ""
     return f"process{'es' if len(numbers) > 1 else ''} {first}{more}"

@@ -1,6 +1,6 @@
 """Exchange of bytes between processes over the network of their devices.
 
-A collective has no deadline: the caller must have agreed with the others that all of them call.
+The collective has no deadline: before the call, all processes must have agreed to make it.
 """
 
 import functools
@@ -14,18 +14,19 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 __all__ = ["GATHER_BYTES", "gather_bytes"]
 
 GATHER_BYTES: Final = 32 << 20
-"""Bytes of all processes that a device holds at a time."""
+"""Maximum bytes on a device in one round: those of all processes together."""
 
 _LEAST_BYTES: Final = 1 << 12
-"""Minimum size of a piece; sizes are powers of two, so that few programs are compiled."""
+"""Minimum bytes per process in one round. Sizes are powers of two, so that few programs compile."""
 
 
 def gather_bytes(members: tuple[int, ...], streams: Sequence[np.ndarray[Any, Any]]) -> None:
-    """Fill the other members' streams with their bytes. All members must call this.
+    """Send this process's bytes to the other members, and receive theirs. All members must call it.
 
     Args:
-        members: the processes, in order; this one is among them.
-        streams: of each member, its bytes, or memory for them; all members know all lengths.
+        members: the processes that exchange bytes, in order; this process is one of them.
+        streams: one buffer per member, of the same lengths on all members. This process's buffer
+            has the bytes to send; the others' buffers are filled.
     """
     mesh = _mesh(members)
     mine = streams[members.index(jax.process_index())]
@@ -48,14 +49,14 @@ def gather_bytes(members: tuple[int, ...], streams: Sequence[np.ndarray[Any, Any
 
 
 def _piece(left: int, members: int) -> int:
-    """Return the bytes per member in the next round."""
+    """Return the bytes per member in the next round, when the longest stream lacks `left` bytes."""
     most = max(_LEAST_BYTES, 1 << (GATHER_BYTES // members).bit_length() - 1)
     return min(most, max(_LEAST_BYTES, 1 << (left - 1).bit_length()))
 
 
 @functools.lru_cache(maxsize=256)
 def _mesh(members: tuple[int, ...]) -> Mesh:
-    """Return a mesh of one device per process: more would receive the same bytes again."""
+    """Return a mesh of one device per process; others of its devices would get the same bytes."""
     first: dict[int, Any] = {}
     for device in sorted(jax.devices(), key=lambda each: each.id):
         first.setdefault(device.process_index, device)

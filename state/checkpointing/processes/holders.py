@@ -15,7 +15,12 @@ __all__ = ["holders_of_slices"]
 def holders_of_slices(
     sharding: jax.sharding.Sharding, shape: tuple[int, ...]
 ) -> dict[Index, tuple[int, ...]]:
-    """Return the processes that hold each slice, in order, by its first element."""
+    """Return the sorted processes that hold each slice, by the index of the slice's first element.
+
+    Args:
+        sharding: the array's sharding.
+        shape: the array's shape.
+    """
     slices: dict[Index, set[int]] = {}
     places: Mapping[Any, Any] = sharding.devices_indices_map(shape)
     for device, index in places.items():

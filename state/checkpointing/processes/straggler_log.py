@@ -1,4 +1,4 @@
-"""Log messages of a process that waits for others."""
+"""Log messages of a process that waits for stragglers."""
 
 import logging
 import time
@@ -8,13 +8,13 @@ from typing import Final
 __all__ = ["FIRST_LOG_SECONDS", "StragglerLog"]
 
 FIRST_LOG_SECONDS: Final = 30.0
-"""Seconds until the log first names the stragglers; the interval doubles each time."""
+"""Seconds of waiting after which stragglers are first logged; then after 2, 4, ... times that."""
 
 logger = logging.getLogger("cairn.processes")
 
 
 class StragglerLog:
-    """Timer of a wait at a call site, which logs stragglers."""
+    """Timer of one wait for other processes, which logs the stragglers now and then."""
 
     def __init__(self, place: str) -> None:
         self._place = place
@@ -22,10 +22,10 @@ class StragglerLog:
         self._next_log = FIRST_LOG_SECONDS
 
     def waited(self, missing: Callable[[], str]) -> float:
-        """Return the seconds since the start; log who is missing if that is due.
+        """Return the seconds since the wait began; log the stragglers if a log line is due.
 
         Args:
-            missing: names them; called only if a log line is due.
+            missing: function that returns their names; called only if a log line is due.
         """
         seconds = time.monotonic() - self._began
         if seconds > self._next_log:

@@ -1,1 +1,1 @@
-"""Reads of leaves: target descriptions, this process's reads, and shared reads."""
+"""Reads of leaves for a restore: what to make of them, and which process reads which part."""

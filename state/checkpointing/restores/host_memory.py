@@ -1,7 +1,7 @@
 """Host memory for leaves while they are read. Imports JAX.
 
-CPU devices keep this memory as the leaf's. Other devices get a copy of it: leaves pass through one
-window, whose memory is reused.
+Arrays on CPU devices use the memory that was read into. For other devices, leaves are read into a
+window of reusable memory and copied from there.
 """
 
 import math
@@ -23,10 +23,10 @@ class Slot:
     """Range of the window that a leaf occupies until its devices have the values.
 
     Attributes:
-        start: its first byte.
-        stop: the byte after its last.
-        value: the array made of it; None while it is being filled.
-        free: nobody reads it any more.
+        start: first byte of the range.
+        stop: the byte after the last.
+        value: the array that is being copied from it to devices; None before and after that.
+        free: True once the copy is complete.
     """
 
     start: int
@@ -36,29 +36,29 @@ class Slot:
 
 
 class HostMemory:
-    """Memory for the leaves of one restore. For use by one thread."""
+    """Host memory for the leaves of one restore. Not thread-safe."""
 
     def __init__(self, window: int = HOST_BYTES) -> None:
-        """Reserve a window of this size; memory is allocated on first use."""
+        """Set the window's size in bytes; its memory is allocated on first use."""
         self._small = SmallArrays()
         self._size = window
         self._window: np.ndarray[Any, np.dtype[np.uint8]] | None = None
         self._slots: deque[Slot] = deque()
 
     def lasting(self, shape: Index, count: int, dtype: np.dtype[Any]) -> list[np.ndarray[Any, Any]]:
-        """Return uninitialised arrays that become the leaf's memory."""
+        """Return `count` uninitialised arrays outside the window; the leaf may keep the memory."""
         return [self._small.empty(shape, dtype) for _ in range(count)]
 
     def fits(self, shape: Index, count: int, dtype: np.dtype[Any]) -> bool:
-        """Return True if the window has room for such arrays; an empty one has for any."""
+        """Return True if the window has room for `count` such arrays; True if it is empty."""
         return self._start(_padded(shape, dtype) * count) is not None
 
     def passing(
         self, shape: Index, count: int, dtype: np.dtype[Any]
     ) -> tuple[list[np.ndarray[Any, Any]], Slot]:
-        """Return uninitialised arrays in the window, which must have room, and their slot.
+        """Return `count` uninitialised arrays in the window, and their slot; `fits` must be True.
 
-        Arrays larger than the whole window get memory of their own instead of the window's.
+        Arrays larger than the whole window get new memory, and the window's is freed.
         """
         each = _padded(shape, dtype)
         start = self._start(each * count)
@@ -75,10 +75,10 @@ class HostMemory:
         return [part.view(dtype).reshape(shape) for part in parts], slot
 
     def wait(self) -> bool:
-        """Wait until the devices have the oldest leaf on its way, and free its slot.
+        """Wait until the oldest leaf that is being copied is on its devices, and free its slot.
 
         Returns:
-            False if no leaf was on its way.
+            False if no leaf is being copied.
         """
         sent = next((slot for slot in self._slots if slot.value is not None), None)
         if sent is None:
@@ -90,12 +90,12 @@ class HostMemory:
         return True
 
     def drain(self) -> None:
-        """Wait for all leaves that are on their way."""
+        """Wait until all leaves that are being copied are on their devices."""
         while self.wait():
             pass
 
     def _start(self, nbytes: int) -> int | None:
-        """Return the start of a free range; slots form a ring buffer."""
+        """Return the start of a free range of the ring buffer; None if there is no room."""
         if not self._slots:
             return 0
         first, last = self._slots[0], self._slots[-1]
@@ -107,5 +107,5 @@ class HostMemory:
 
 
 def _padded(shape: Index, dtype: np.dtype[Any]) -> int:
-    """Return the bytes from the start of an array to that of the next."""
+    """Return the bytes of an array, rounded up to the alignment of the next one."""
     return -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT

@@ -1,4 +1,4 @@
-"""Reads of leaves that this process's devices hold, straight into place. Imports JAX."""
+"""Reads of the parts of leaves that this process's devices hold. Imports JAX."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ __all__ = ["PendingLeaf", "read_leaves"]
 _CHUNKS_AT_ONCE: Final = 512
 
 _GATHERED_BYTES: Final = 64 << 20
-"""Bytes of leaves whose pieces are merged with stored neighbours together."""
+"""Bytes of pieces to gather before reading them, so that adjacent ones can share a request."""
 
 
 class PendingLeaf(NamedTuple):
-    """Leaf whose parts are being read."""
+    """Leaf that is being read; its `futures` end when its parts are filled."""
 
     path: str
     info: LeafInfo
@@ -29,7 +29,7 @@ class PendingLeaf(NamedTuple):
     futures: list[Future[None]]
 
     def make(self, arrays: ItemArrays) -> Any:
-        """Make the leaf from its filled parts."""
+        """Return the leaf, once all of its parts are filled."""
         form = arrays.form(self.info.path)
         return self.leaf.value(
             key_impl=form.dtype if form and form.kind == "key" else None,
@@ -40,9 +40,14 @@ class PendingLeaf(NamedTuple):
 def read_leaves(
     arrays: ItemArrays, infos: Mapping[str, LeafInfo], targets: Mapping[str, TargetLeaf]
 ) -> dict[str, Any]:
-    """Read leaves by path, placed and typed as the targets describe.
+    """Read the targets' leaves; return them by path, with the targets' shardings and dtypes.
 
-    Leaves for devices other than CPUs pass through a window of host memory, which bounds them.
+    Leaves for devices other than CPUs pass through a window of host memory of limited size.
+
+    Args:
+        arrays: the stored arrays.
+        infos: description of each stored leaf, by path.
+        targets: description of each leaf to return, by path.
     """
     with ExitStack() as stack:
         arrays.prefetch(infos[path].path for path in targets)
@@ -60,10 +65,10 @@ def read_leaves(
 
 
 class _Reading:
-    """Leaves that threads read, in order.
+    """Reads of leaves that are under way.
 
     Attributes:
-        values: finished leaves, by path.
+        values: leaves that are complete, by path.
     """
 
     def __init__(self, arrays: ItemArrays, reads: LeafReads, pool: ThreadPoolExecutor) -> None:
@@ -76,7 +81,7 @@ class _Reading:
         self._pending: deque[PendingLeaf] = deque()
 
     def add(self, path: str, info: LeafInfo, target: TargetLeaf) -> None:
-        """Start to read a leaf, once there is room for it."""
+        """Start to read a leaf, after waiting for room in host memory."""
         leaf = PlacedLeaf(target, info)
         while not leaf.fits(self._memory):
             if not self._memory.wait():
@@ -96,7 +101,7 @@ class _Reading:
         self._pending.append(pending)
 
     def finish(self) -> None:
-        """Make all added leaves, and wait until their devices have them."""
+        """Complete all added leaves, and wait until they are on their devices."""
         while self._small or self._pending:
             self._finish_some()
         self._memory.drain()
@@ -108,7 +113,7 @@ class _Reading:
                 future.cancel()
 
     def _finish_some(self) -> None:
-        """Make the small leaves, if there are any, else the first of the others."""
+        """Complete the small leaves; if there are none, the first of the other leaves."""
         self._gathered.start()
         if self._small:
             self._finish_small()
@@ -119,7 +124,7 @@ class _Reading:
         self.values[first.path] = first.make(self._arrays)
 
     def _finish_small(self) -> None:
-        """Read many small leaves in this thread: handing them to others would take longer."""
+        """Read the small leaves in this thread; passing them to other threads would take longer."""
         self._reads.read_whole(self._chunks)
         for pending in self._small:
             self.values[pending.path] = pending.make(self._arrays)
@@ -127,7 +132,7 @@ class _Reading:
 
 
 class _GatheredPieces:
-    """Pieces of several leaves, gathered so that stored neighbours share a request."""
+    """Pieces of several leaves, gathered so that pieces adjacent in a file share a request."""
 
     def __init__(self, reads: LeafReads) -> None:
         self._reads = reads

@@ -1,6 +1,7 @@
-"""Plan for reading each stored byte once, of arrays that several processes hold. Pure.
+"""Plan of which process reads which part of arrays that several processes hold. Pure.
 
-Every process computes the same plan from the same shardings, so they need not exchange it.
+Each stored byte is read by one process. Every process computes the same plan from the shardings, so
+they need not exchange it.
 """
 
 import itertools
@@ -15,22 +16,22 @@ from cairn.storage.arrays.box_buffers import Index
 __all__ = ["BOX_BYTES", "SharedBox", "SharedLeaf", "batch_bytes", "batches", "shared_boxes"]
 
 BOX_BYTES: Final = 16 << 20
-"""Bytes that a process reads at a time, unless a chunk is larger."""
+"""Approximate maximum bytes of a box, unless a chunk is larger."""
 
 
 _MAX_BATCHES: Final = 64
-"""Approximate number of batches, if all processes hold equally much."""
+"""Approximate maximum number of batches, if all processes hold equally many bytes."""
 
 
 class SharedLeaf(NamedTuple):
     """Leaf with slices that several processes hold.
 
     Attributes:
-        path: of the leaf.
+        path: the leaf's path.
         itemsize: bytes of an element.
         chunks: shape of the smallest box that can be decoded alone.
-        shape: of each slice.
-        slices: the processes that hold a slice, in order, by its first element.
+        shape: shape of each slice.
+        slices: the sorted processes that hold each slice, by the index of its first element.
     """
 
     path: str
@@ -41,16 +42,16 @@ class SharedLeaf(NamedTuple):
 
 
 class SharedBox(NamedTuple):
-    """Box that one process reads for all that hold it.
+    """Box of a leaf that one process reads for all processes that hold it.
 
     Attributes:
-        path: of the leaf.
-        within: first element of the slice that it is a box of.
-        origin: its own first element in the leaf.
-        shape: of it.
-        nbytes: of it.
-        holders: the processes that hold it, in order.
-        reader: the holder that reads it.
+        path: the leaf's path.
+        within: index in the leaf of the first element of the slice that contains the box.
+        origin: index in the leaf of the box's first element.
+        shape: the box's shape.
+        nbytes: the box's bytes.
+        holders: the processes that hold the box, in order.
+        reader: the process among the holders that reads it.
     """
 
     path: str
@@ -63,7 +64,10 @@ class SharedBox(NamedTuple):
 
 
 def shared_boxes(leaves: Iterable[SharedLeaf]) -> list[SharedBox]:
-    """Return all boxes in reading order; the holders read about equally many bytes."""
+    """Divide leaves into boxes, in the order of reading.
+
+    The processes that hold the same slice read about equally many bytes of it.
+    """
     boxes: list[SharedBox] = []
     load: dict[tuple[int, ...], dict[int, int]] = {}
     for leaf in leaves:
@@ -77,16 +81,16 @@ def shared_boxes(leaves: Iterable[SharedLeaf]) -> list[SharedBox]:
                 loads[reader] += nbytes
                 column.append(SharedBox(leaf.path, within, origin, shape, nbytes, holders, reader))
             columns.append(column)
-        # Slices alternate, so that the holders of one do not wait for all of another.
+        # Boxes of the slices alternate, so that the holders of all slices read at the same time.
         turns = itertools.zip_longest(*columns)
         boxes += [box for turn in turns for box in turn if box is not None]
     return boxes
 
 
 def batch_bytes(boxes: Sequence[SharedBox], least: int) -> int:
-    """Return the bytes per batch and process: at least `least`, more if there would be too many.
+    """Return the bytes per batch and process: `least`, or more to limit the number of batches.
 
-    All processes meet twice before each batch, which takes longer the more of them there are.
+    All processes exchange messages twice per batch, which takes longer in larger jobs.
     """
     count = max((box.holders[-1] for box in boxes), default=0) + 1
     nbytes = sum(box.nbytes * len(box.holders) for box in boxes) // count
@@ -96,7 +100,7 @@ def batch_bytes(boxes: Sequence[SharedBox], least: int) -> int:
 def batches(boxes: Sequence[SharedBox], limit: int) -> list[list[SharedBox]]:
     """Group the boxes, in order, into batches of at most `limit` bytes in any process.
 
-    A larger box is a batch by itself for its holders.
+    A box that is larger is the only one of its holders in its batch.
     """
     count = max((box.holders[-1] for box in boxes), default=0) + 1
     nbytes = np.zeros(count, np.int64)
@@ -112,7 +116,16 @@ def batches(boxes: Sequence[SharedBox], limit: int) -> list[list[SharedBox]]:
 
 
 def _slabs(leaf: SharedLeaf, within: Index, holders: int) -> Iterable[tuple[Index, Index]]:
-    """Yield (origin, shape) of consecutive runs of whole chunks along one axis."""
+    """Divide a slice along its first axis with several chunks; yield (origin, shape) of each box.
+
+    Boxes end at the bounds of chunks.
+
+    Args:
+        leaf: the leaf.
+        within: index of the slice's first element.
+        holders: number of processes that hold the slice; the minimum number of boxes, if there are
+            as many chunks.
+    """
     spans = [
         range(start // chunk, -(-(start + size) // chunk))
         for start, size, chunk in zip(within, leaf.shape, leaf.chunks, strict=True)

@@ -1,4 +1,4 @@
-"""Leaves that several processes hold: each reads a share, and they exchange the shares.
+"""Reads of leaves that several processes hold: each reads a share, and they exchange the shares.
 
 Imports JAX.
 """
@@ -34,18 +34,20 @@ READ_ONCE: Final = "CAIRN_READ_ONCE"
 """Environment variable; "0" makes each process read all that its devices hold."""
 
 BATCH_BYTES: Final = 128 << 20
-"""Memory of a process for shared boxes, beside the leaves; more if it holds many of them: then a
-sixty-fourth of what it holds."""
+"""Bytes of host memory per process for the shared boxes of a batch, beside the leaves. A process
+that holds more than 64 times this needs a sixty-fourth of its bytes."""
 
 
 def agreed_shared(
     infos: Mapping[str, LeafInfo], targets: Mapping[str, TargetLeaf]
 ) -> dict[str, SharedLeaf]:
-    """Return the leaves that several processes hold; none unless all processes agree on them.
+    """Return the leaves that several processes hold, by path. All processes must call this.
+
+    Empty if the processes do not all find the same leaves, or if `READ_ONCE` is "0" on one.
 
     Args:
         infos: description of each stored leaf, by path.
-        targets: description of each leaf to make, by path.
+        targets: description of each leaf to return, by path.
     """
     if jax.process_count() == 1:
         return {}
@@ -56,7 +58,7 @@ def agreed_shared(
 def _shared(
     infos: Mapping[str, LeafInfo], targets: Mapping[str, TargetLeaf]
 ) -> dict[str, SharedLeaf] | None:
-    """Return the leaves that several processes hold; None if this process reads all itself."""
+    """Return the leaves that several processes hold, by path; None if `READ_ONCE` is "0"."""
     if os.environ.get(READ_ONCE) == "0":
         return None
     shared = {}
@@ -77,16 +79,20 @@ def read_shared(
     targets: Mapping[str, TargetLeaf],
     shared: Mapping[str, SharedLeaf],
 ) -> dict[str, Any]:
-    """Read the leaves that several processes hold, each process its share.
+    """Read the leaves that several processes hold, and return them by path.
+
+    All processes must call this: each reads its share and sends it to the others.
 
     Args:
         arrays: the stored arrays.
         infos: description of each stored leaf, by path.
-        targets: description of each leaf to make, by path.
+        targets: description of each leaf to return, by path.
         shared: the leaves to read, equal on all processes.
 
     Raises:
-        CorruptionError, StoreUnavailableError, LateProcessError: on all processes.
+        CorruptionError: stored bytes fail their checksum, on any process.
+        StoreUnavailableError: the store does not respond to a process.
+        LateProcessError: a process did not take part in time.
     """
     values: dict[str, Any] = {}
     pending: dict[str, PendingLeaf] = {}
@@ -115,20 +121,21 @@ def read_shared(
                 values[box.path] = pending.pop(box.path).make(arrays)
 
     for batch in batches(boxes, batch_bytes(boxes, BATCH_BYTES)):
-        # A collective has no deadline: enter it only once every process has read its share.
+        # Processes enter the collective only once all have read their shares: a late one would
+        # make it fail.
         streams = agreement.all_or_none(_read_streams, arrays, infos, batch)
         agreement.all_or_none(share, batch, streams)
-        del streams  # so that no two batches are in memory
+        del streams  # so that one batch is in memory at a time
     memory.drain()
     return values
 
 
 class _Streams(NamedTuple):
-    """Bytes of a batch that a group of processes exchanges.
+    """Buffers for the bytes of a batch that the holders of its boxes exchange.
 
     Attributes:
-        bytes: of each member, in order.
-        boxes: the memory of each box within them.
+        bytes: for each holder, in order, the buffer for the bytes that it reads.
+        boxes: each box's array, a view of these buffers.
     """
 
     bytes: dict[int, np.ndarray[Any, Any]]
@@ -138,7 +145,7 @@ class _Streams(NamedTuple):
 def _read_streams(
     arrays: ItemArrays, infos: Mapping[str, LeafInfo], batch: Sequence[SharedBox]
 ) -> dict[tuple[int, ...], _Streams]:
-    """Allocate this process's streams of a batch, by holders, and read its own share."""
+    """Return this process's buffers for a batch, by holders, with its own share read."""
     me = int(jax.process_index())
     mine = [box for box in batch if me in box.holders]
     sizes: dict[tuple[int, ...], dict[int, int]] = {}
@@ -171,7 +178,7 @@ def _read_streams(
 
 
 def _run(reads: LeafReads, pieces: Sequence[Piece], tasks: Sequence[Callable[[], None]]) -> None:
-    """Read all pieces and tasks; when this returns or raises, no read runs any more."""
+    """Read all pieces and run all tasks; when this returns or raises, no read runs any more."""
     with ThreadPoolExecutor(reads.threads, "cairn-read") as pool:
         futures = [*(reads.start(pieces) if pieces else ()), *(pool.submit(task) for task in tasks)]
         try:
@@ -183,7 +190,7 @@ def _run(reads: LeafReads, pieces: Sequence[Piece], tasks: Sequence[Callable[[],
 
 
 def _put(regions: Sequence[BoxBuffer], box: SharedBox, values: np.ndarray[Any, Any]) -> None:
-    """Copy a box into its slice."""
+    """Copy a box's values into the one of `regions` that is the slice which contains it."""
     (region,) = (region for region in regions if region.origin == box.within)
     starts = [at - first for at, first in zip(box.origin, box.within, strict=True)]
     within = tuple(slice(at, at + size) for at, size in zip(starts, box.shape, strict=True))

@@ -1,4 +1,4 @@
-"""Descriptions of a target's leaves, and the leaves made from them. Imports JAX."""
+"""Descriptions of a target's leaves, and creation of leaves as described. Imports JAX."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -26,19 +26,21 @@ _KINDS: dict[type, tuple[str, str]] = {
 
 
 Casts = Literal["none", "floats", "numbers"]
-"""Leaves that may change dtype: none, floating ones, or integers too, if all their values fit."""
+"""Leaves that may change dtype: none, floating ones, or also integers whose values all fit."""
 
 
 class TargetLeaf(NamedTuple):
-    """Description of a leaf to make.
+    """Description of a leaf to restore.
 
     Attributes:
-        shape: its shape.
-        dtype: its dtype; None for Python numbers, which take any dtype of their kind.
-        sharding: its placement; None for leaves that stay on the host.
-        scalar: type of scalar to make (Python's or NumPy's); None for arrays.
-        committed: False if JAX may move it to the devices of other arguments of a computation.
-        weak: weakly typed, like an array made of a Python number.
+        shape: the leaf's shape.
+        dtype: the leaf's dtype; None for Python numbers, for which any stored dtype of their kind
+            fits.
+        sharding: the leaf's sharding; None for leaves that stay on the host.
+        scalar: type of the scalar (Python's or NumPy's); None for arrays.
+        committed: False if JAX may move the array to the devices of a computation's other
+            arguments.
+        weak: True if the array is weakly typed, like one made of a Python number.
     """
 
     shape: tuple[int, ...]
@@ -49,7 +51,7 @@ class TargetLeaf(NamedTuple):
     weak: bool = False
 
     def misfits(self, stored: jax.ShapeDtypeStruct | LeafInfo, casts: Casts) -> list[str]:
-        """Return the reasons that a stored leaf can't be restored here; empty if it can."""
+        """Return the reasons why a stored leaf can't be restored as described; empty if it can."""
         problems = []
         if tuple(stored.shape) != self.shape:
             problems.append(f"expected shape {self.shape}, stored {tuple(stored.shape)}")
@@ -88,19 +90,19 @@ class TargetLeaf(NamedTuple):
         return casts != "none" and _is_floating(dtype) and _is_floating(self.dtype)
 
     def empty(self) -> Any:
-        """Return the leaf, if it has no elements."""
+        """Return the leaf, which must be one without elements."""
         nothing = np.zeros(self.shape, self.dtype)
         if self.sharding is None:
             return nothing
         return self.place(self.shape, self.dtype, lambda index: nothing[index])
 
     def place(self, shape: tuple[int, ...], dtype: Any, part: Callable[[Any], Any]) -> jax.Array:
-        """Make the JAX array on its devices, without a copy where possible.
+        """Return the leaf as a jax.Array on its devices, made without a copy where possible.
 
         Args:
-            shape: of the whole array; for typed keys that of their words.
-            dtype: its dtype.
-            part: returns the values at an index.
+            shape: shape of the whole array; for typed keys, that of their words.
+            dtype: dtype of the array.
+            part: function from an index (a slice per axis) to the values there.
         """
         assert self.sharding is not None
         if self.committed:
@@ -110,7 +112,7 @@ class TargetLeaf(NamedTuple):
             return jnp.asarray(part((slice(None),) * len(shape)), dtype)
 
     def finish(self, value: Any) -> Any:
-        """Convert `value`, read in logical dtype, to the described type."""
+        """Return a value that was read, converted to the described type and dtype."""
         if self.scalar is not None:
             item = np.asarray(value)[()]
             return self.scalar(item) if self.dtype is None else item
@@ -121,18 +123,18 @@ class TargetLeaf(NamedTuple):
 
 
 class PlacedLeaf:
-    """Leaf being read: the regions that this process holds, and the result.
+    """Leaf that is being read, with memory for the boxes that this process holds.
 
     Attributes:
-        regions: to be filled with the stored elements; empty before `take`.
+        regions: buffers to fill with the stored elements, one per box; empty before `take`.
     """
 
     def __init__(self, target: TargetLeaf, info: LeafInfo) -> None:
-        """Prepare the leaf, without memory.
+        """Prepare the leaf; `take` allocates its memory.
 
         Args:
-            target: the leaf to make; it fits the stored one.
-            info: the stored leaf.
+            target: description of the leaf to return; the stored leaf must fit it.
+            info: description of the stored leaf.
         """
         self._target = target
         self._dtype = info.dtype if is_key_dtype(target.dtype) else target.dtype
@@ -145,12 +147,12 @@ class PlacedLeaf:
         self.regions: list[BoxBuffer] = []
 
     def fits(self, memory: HostMemory) -> bool:
-        """Return True if there is room for the regions."""
+        """Return True if `memory` has room for the regions."""
         shape, origins, on_cpu = self._local_boxes
         return on_cpu or memory.fits(shape, len(origins), self._stored)
 
     def take(self, memory: HostMemory) -> Self:
-        """Allocate the regions, which must fit."""
+        """Allocate the regions in `memory`, in which they must fit, and return this leaf."""
         shape, origins, on_cpu = self._local_boxes
         if self._target.sharding is None:
             values = aligned_empty([shape], self._stored)
@@ -162,14 +164,14 @@ class PlacedLeaf:
         return self
 
     def value(self, *, key_impl: str | None, where: str) -> Any:
-        """Return the leaf in the target's dtype, once its regions are filled.
+        """Return the leaf in the target's dtype; its regions must be filled.
 
         Args:
-            key_impl: for typed PRNG keys, their implementation.
+            key_impl: name of the PRNG implementation of typed keys; None for other leaves.
             where: name of the leaf in errors.
 
         Raises:
-            TreeMismatchError: it holds integers outside the dtype's range.
+            TreeMismatchError: a stored integer does not fit the target's dtype.
         """
         dtype, sharding = self._target.dtype, self._target.sharding
         whole: Any
@@ -198,9 +200,9 @@ class _LocalBoxes(NamedTuple):
     """Boxes of an array that this process holds.
 
     Attributes:
-        shape: of each.
-        origins: index of the first element of each.
-        on_cpu: all of its devices are CPUs.
+        shape: shape of each box.
+        origins: index of the first element of each box.
+        on_cpu: True if all devices that hold them are CPUs.
     """
 
     shape: tuple[int, ...]
@@ -227,7 +229,7 @@ def _dtype_of_jax(dtype: Any, x64: bool) -> Any:
 
 
 def _made_of(dtype: Any) -> Any:
-    """Return the dtype that JAX would use for this one, as it is configured now."""
+    """Return the dtype that JAX makes of `dtype`, such as float32 of float64 without x64."""
     return _dtype_of_jax(dtype, bool(jax.config.read("jax_enable_x64")))
 
 
@@ -240,10 +242,10 @@ def _is_integer(dtype: Any) -> bool:
 
 
 def _cast(part: np.ndarray[Any, Any], dtype: Any, where: str) -> np.ndarray[Any, Any]:
-    """Convert the part to another dtype; integers only if the range holds them.
+    """Return values converted to another dtype.
 
     Raises:
-        TreeMismatchError: it does not.
+        TreeMismatchError: an integer does not fit the dtype.
     """
     if _is_integer(dtype) and part.size:
         limits = jnp.iinfo(dtype)
@@ -264,7 +266,7 @@ def target_leaf(leaf: Any) -> TargetLeaf:
     """Return the description of a target's leaf.
 
     Raises:
-        TypeError: it is neither an array, a description of one, nor a number.
+        TypeError: the leaf is not an array, a `jax.ShapeDtypeStruct` or a number.
     """
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         sharding, committed = leaf.sharding, not isinstance(leaf, jax.Array) or leaf.committed
@@ -289,5 +291,5 @@ def target_leaf(leaf: Any) -> TargetLeaf:
 
 
 def _native(dtype: Any) -> Any:
-    """Return the dtype in this machine's byte order, which is the stored one."""
+    """Return the dtype in this machine's byte order, in which values are read."""
     return dtype if is_key_dtype(dtype) else np.dtype(dtype).newbyteorder("=")

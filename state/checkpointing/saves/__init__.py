@@ -1,1 +1,1 @@
-"""A save of a step: checked, staged on the host, written, committed by Orbax, published."""
+"""The stations of a save: check, staging on the host, write, commit by Orbax, publication."""

@@ -1,8 +1,8 @@
 """Deduplication of unchanged leaves between saves: their files are linked, not written again.
 
-A data file of the previous step also becomes a file of this one: by a hard link on a disk, by the
-store's own copy in an object store. Each step is complete by itself: plain Orbax reads it, and it
-does not depend on the other step's fate. See ADR 12 and 17.
+A data file of the previous step also becomes a file of the new one: on a disk by a hard link, in an
+object store by a copy that the store makes. So each step is complete: plain Orbax can read it, also
+after the other step is deleted. See ADR 12 and 17.
 """
 
 import weakref
@@ -31,23 +31,23 @@ from cairn.storage.store.uri import StoreURI
 __all__ = ["Dedup", "DedupFile", "DedupResult", "DedupSources", "LeafLayout", "WrittenTree"]
 
 _LEAST_LIVE: Final = 0.5
-"""Minimum share of a file's bytes that must still be in use for it to be linked."""
+"""Minimum fraction of a file's bytes that the new step must use; other files are not linked."""
 
 _STEPS_REMEMBERED: Final = 256
 
 StepKey = tuple[int, int]
-"""(step, attempt)."""
+"""Pair (step, attempt)."""
 
 
 class LeafLayout(NamedTuple):
-    """Stored layout of a leaf; only shards of equal layouts can be reused.
+    """Stored layout of a leaf; shards can be reused only if the layouts are equal.
 
     Attributes:
-        shape: stored shape.
-        dtype: stored dtype, by name.
-        cut: outer shards and inner chunks.
-        compression: of the chunks.
-        form: stored form, if it differs from the leaf's own.
+        shape: the stored shape.
+        dtype: name of the stored dtype.
+        cut: shapes of the outer shards and inner chunks.
+        compression: compression of the chunks; None without.
+        form: the stored form, if the leaf was converted; else None.
     """
 
     shape: tuple[int, ...]
@@ -58,15 +58,16 @@ class LeafLayout(NamedTuple):
 
 
 class WrittenTree(NamedTuple):
-    """Tree of a step, as far as this process wrote it.
+    """Part of a step's tree that this process wrote.
 
     Attributes:
-        folder: of the database that this process wrote into.
-        layouts: of the leaves, by path.
-        shards: by key; their files are named from `folder`.
-        files: data files in `folder`, by name.
-        records: what this process wrote; in process 0, in the end, what all wrote.
-        descriptions: the description of each array, by its key in the database.
+        folder: folder of the database that this process wrote into.
+        layouts: stored layout of each leaf, by path.
+        shards: the shards, by key; names of their files are relative to `folder`.
+        files: the data files in `folder`, by name.
+        records: record of what this process wrote; on process 0, once the tree is complete, the
+            records of all processes.
+        descriptions: description of each array, by its key in the database.
     """
 
     folder: StoreURI
@@ -78,13 +79,13 @@ class WrittenTree(NamedTuple):
 
 
 class DedupResult(NamedTuple):
-    """Parts of a save that need not be written, and the rest.
+    """Division of a save's shards into those in linked files and those to write.
 
     Attributes:
-        shards: by key; they lie in `files`, which are linked.
-        files: linked data files, by name.
-        rest: what must be written.
-        fingerprints: by key, of unchanged shards that are in `rest` all the same.
+        shards: the shards in linked files, by key.
+        files: the linked data files, by name.
+        rest: the shards that must be written.
+        fingerprints: fingerprints of those shards in `rest` that did not change, by key.
     """
 
     shards: dict[bytes, WrittenShard]
@@ -94,7 +95,7 @@ class DedupResult(NamedTuple):
 
 
 class Dedup:
-    """State of a tree's deduplication over the saves of a run.
+    """Deduplication of a tree: what of the last durable step the next save may link.
 
     Attributes:
         policy: how long steps share files.
@@ -111,7 +112,8 @@ class Dedup:
         Args:
             policy: how long steps share files.
             clock: returns the current time in UTC.
-            doubtful: returns those of the steps (step, attempt) that are known to be damaged.
+            doubtful: function that returns those of the given (step, attempt) that have a record
+                of damage.
         """
         self.policy = policy
         self._clock = clock
@@ -125,12 +127,12 @@ class Dedup:
 
     @property
     def watched(self) -> frozenset[str]:
-        """Paths of the leaves of which a save got a new array with equal values."""
+        """Paths of leaves that came as a new array with equal values in some save."""
         return frozenset(self._watched)
 
     @property
     def changing(self) -> frozenset[str]:
-        """Paths of the leaves of which a save got other values."""
+        """Paths of leaves whose values changed in some save."""
         return frozenset(self._changing)
 
     @property
@@ -141,8 +143,8 @@ class Dedup:
     def equal(self, digests: Mapping[str, bytes]) -> frozenset[str]:
         """Return the paths of leaves whose device digests equal those of the last durable step.
 
-        None if their files are known to be damaged: the arrays may be gone by the time a save finds
-        that it can't link.
+        Empty if a step that shares its files has a record of damage: the files could not be linked,
+        and by the time the save notices, the arrays might be deleted.
         """
         equal = [path for path, digest in digests.items() if self._digests.get(path) == digest]
         if not equal or self._saved is None or self._is_doubtful(self._saved.folder):
@@ -150,7 +152,7 @@ class Dedup:
         return frozenset(equal)
 
     def same(self, leaves: Mapping[str, Any]) -> frozenset[str]:
-        """Return the paths of leaves that are the last durable step's arrays themselves."""
+        """Return the paths of leaves that are the very array objects of the last durable step."""
         return frozenset(
             path
             for path, leaf in leaves.items()
@@ -160,14 +162,14 @@ class Dedup:
     def linkable(
         self, same: Collection[str], compression: Compression | None
     ) -> dict[str, LeafLayout]:
-        """Return the leaves whose files the next save will link, unless they are damaged.
+        """Return the leaves whose files the next save can link, unless the files are damaged.
 
         Args:
-            same: paths of leaves that equal what the last durable step stored.
-            compression: of the next save's chunks.
+            same: paths of leaves whose values equal those of the last durable step.
+            compression: compression of the next save's chunks.
 
         Returns:
-            By path, the stored layout of each.
+            The stored layout of each such leaf, by path.
         """
         saved, now = self._saved, self._clock()
         if saved is None or not same:
@@ -196,26 +198,29 @@ class Dedup:
         step: StepKey,
         digests: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
-        """Store what the next save may reuse of a durable step.
+        """Keep a durable step in mind, so that the next save can link its files.
 
         Args:
-            saved: what was written of the tree.
-            leaves: its immutable arrays by path.
-            step: (step, attempt).
-            digests: device digests of its leaves, by path.
+            saved: what this process wrote of the step's tree.
+            leaves: references to the tree's immutable arrays, by path.
+            step: (step, attempt) of the step.
+            digests: device digests of the tree's leaves, by path.
         """
-        saved = saved._replace(records=(), descriptions={})  # nobody reads them any more
+        saved = saved._replace(records=(), descriptions={})  # not needed any more
         self._saved, self._leaves, self._digests = saved, dict(leaves), digests
         if all(file.steps == 1 for file in saved.files.values()):
             self._sharing_steps.clear()
         self._sharing_steps.append(step)
 
     def forget(self) -> None:
-        """Link nothing in the next save: one failed after all writes, perhaps due to its links."""
+        """Let the next save link nothing; for a save that failed after its writes.
+
+        Damage in linked files may be the reason for the failure.
+        """
         self._saved, self._leaves, self._digests = None, {}, {}
 
     def written(self, folder: StoreURI, files: Iterable[StoredFile]) -> dict[str, DedupFile]:
-        """Return the files that this save has just written into `folder`'s database, by name."""
+        """Return files that were just written into the database in `folder`, by name."""
         return new_files(folder, files, self._clock())
 
     def reuse(
@@ -229,17 +234,19 @@ class Dedup:
     ) -> DedupResult:
         """Link unchanged shards into the database in `folder`.
 
-        A leaf that changed once is not compared again, unless it is the same array: what training
-        changes keeps changing. All others get fingerprints when they are written. A file that is
-        damaged, or was shared for long enough, is not linked: its shards are written. On a disk,
-        where steps share a single copy, nothing is linked once one of them is known to be damaged.
+        A leaf whose values changed once is not compared again, since trained leaves keep changing;
+        leaves that did not change get fingerprints when they are written. Files that are damaged,
+        or that the policy allows to be shared no longer, are not linked; their shards are written.
+        On a disk, where steps share a single copy of a file, nothing is linked once one of these
+        steps has a record of damage.
 
         Args:
-            shards: all that is to be stored.
-            layouts: of the leaves, by path.
-            same: paths of leaves that are known to equal what was saved.
-            folder: the database's.
-            linked: files in it that were linked for other shards of this save, by name.
+            shards: all shards to store.
+            layouts: stored layout of each leaf, by path.
+            same: paths of leaves that equal the saved ones, and are not compared.
+            folder: folder of the database.
+            linked: files of the database that were already linked for other shards of this save, by
+                name.
         """
         todo = list(shards)
         unchanged = self._unchanged(todo, layouts, same)
@@ -267,18 +274,21 @@ class Dedup:
         return DedupResult(kept, files, rest, fingerprints)
 
     def _is_doubtful(self, folder: StoreURI) -> bool:
-        """Return True if nothing may be linked; in a bucket each step has a verified copy."""
+        """Return True if no file may be linked into `folder`, as a step that shares it is damaged.
+
+        In an object store this is always False: each step has its own, verified copy.
+        """
         if folder.scheme != "file":
             return False
         try:
             return bool(self._doubtful(self._sharing_steps))
-        except StorageError:  # unknown: writing anew is always right
+        except StorageError:  # if unknown, write the values again: that is always right
             return True
 
     def _unchanged(
         self, shards: list[ShardToWrite], layouts: Mapping[str, LeafLayout], same: frozenset[str]
     ) -> dict[bytes, WrittenShard]:
-        """Return the last durable step's shards of those leaves that did not change."""
+        """Return those of the last durable step's shards whose leaves did not change, by key."""
         saved = self._saved
         if saved is None:
             return {}
@@ -313,29 +323,29 @@ class Dedup:
 
 
 class DedupSources:
-    """Steps that wrote the data files of the last durable step, as process 0 knows them.
+    """Steps that first wrote the data files of the last durable step; used on process 0.
 
-    Names of data files are random, and a link keeps the name: a file whose name an earlier step
-    had is shared with it, whichever process linked it.
+    Names of data files are random, and a link has the same name: if two steps have a file of the
+    same name, they share it.
     """
 
     def __init__(self) -> None:
-        """Start without any: this process has not saved the run yet."""
+        """Start without files, as before this process's first save."""
         self._steps: dict[str, StepKey] = {}
 
     def of(self, names: Iterable[str]) -> dict[str, StepKey]:
-        """Return the source of each of those files that an earlier step wrote."""
+        """Return the (step, attempt) that wrote each of these files; omit files that are new."""
         return {name: self._steps[name] for name in names if name in self._steps}
 
     def remember(self, names: Iterable[str], *, step: int, attempt: int) -> None:
-        """Store the sources of a durable step's files."""
+        """Remember, of a durable step's data files, which step wrote each."""
         self._steps = {
             name: self._steps.get(name, (step, attempt)) for name in names if is_data_file(name)
         }
 
 
 def _worth_linking(saved: WrittenTree, kept: Iterable[WrittenShard]) -> list[str]:
-    """Return the files of which enough bytes are still in use."""
+    """Return the names of files in which the `kept` shards are enough of the bytes to link them."""
     live: dict[str, int] = {}
     for shard in kept:
         live[shard.ref.file] = live.get(shard.ref.file, 0) + shard.ref.length

@@ -1,9 +1,9 @@
-"""Links of an earlier step's data files into a new step, after a check of their content.
+"""Links of an earlier step's data files into a new step, with a check of their content.
 
-A file is linked first and checked then, under its new name, which nobody else uses. On a disk the
-size must match, and the file is read if it was modified or replaced, or was not read for long. In
-an object store size and checksum of the copy must match. A damaged link is removed, and the caller
-writes the values anew, from memory. See ADR 12.
+A file is linked first and then checked in the new step's folder, where no one else touches it. On a
+disk its size must match; it is read and verified if it was modified, replaced, or not read for
+long. In an object store, size and checksum of the copy must match. A damaged link is removed, and
+the caller writes the values again, from memory. See ADR 12.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 
 class _Mark(NamedTuple):
-    """Version mark of a file on a disk, equal under each of its names.
+    """Version of a file on a disk, the same for all hard links to it.
 
     Attributes:
         modified: modification time, in nanoseconds.
-        inode: detects a replacement that has the same size and time.
+        inode: inode number; shows a replacement that has the same size and time.
     """
 
     modified: int
@@ -43,14 +43,14 @@ class _Mark(NamedTuple):
 
 
 class DedupFile(NamedTuple):
-    """Data file of this process, which may be linked into the next step.
+    """Data file that this process wrote or linked, which the next step may link.
 
     Attributes:
-        record: as it was written.
-        written: time of the write.
-        seen: time when its bytes were last written or read.
+        record: name, size and checksums of the file as it was written.
+        written: time when it was written.
+        seen: time when its bytes were last written or verified.
         steps: number of steps that have it.
-        mark: detects a modification or replacement; None in an object store.
+        mark: version of the file on a disk, which shows modifications; None in an object store.
     """
 
     record: StoredFile
@@ -61,7 +61,7 @@ class DedupFile(NamedTuple):
 
 
 class _ListedFile(NamedTuple):
-    """File as a listing shows it."""
+    """Size, checksum and version of a stored file, as far as the store lists them."""
 
     size: int
     crc32c: str | None
@@ -69,7 +69,7 @@ class _ListedFile(NamedTuple):
 
 
 def new_files(folder: StoreURI, files: Iterable[StoredFile], now: datetime) -> dict[str, DedupFile]:
-    """Return the files that were just written into the database in `folder`, by name."""
+    """Return files that were just written into the database in `folder`, by name."""
     return {file.name: DedupFile(file, now, now, 1, _mark(folder, file.name)) for file in files}
 
 
@@ -81,20 +81,20 @@ def link_files(
     policy: DedupPolicy,
     now: datetime,
 ) -> dict[str, DedupFile]:
-    """Link files of one database into another; return those that are now in both.
+    """Link files of one database into another; return those that are now in both, by name.
 
-    The result omits files that were shared for long enough, can't be linked, for example because
-    the step was deleted, or are damaged, which is logged.
+    The result omits files that the policy allows to be shared no longer, that can't be linked (for
+    example because the step was deleted), or that are damaged; damage is logged.
 
     Args:
-        source: folder of the first database.
-        target: folder of the second, which has none of them.
-        files: by name.
-        policy: how long they may be shared.
-        now: current time.
+        source: folder of the database that has the files.
+        target: folder of the other database, which has none of them.
+        files: the files to link, by name.
+        policy: how long files may be shared.
+        now: the current time.
 
     Raises:
-        StoreUnavailableError: the store gives no answer about its files.
+        StoreUnavailableError: the store does not respond to the listing of the links.
     """
     names = [
         name
@@ -172,7 +172,7 @@ def _copy(source: StoreURI, target: StoreURI) -> Callable[[str], bool]:
 
 
 def _listed_files(folder: StoreURI, names: Iterable[str]) -> dict[str, _ListedFile]:
-    """Return the files as the store shows them; omit missing ones."""
+    """Return what the store tells about these files, by name; omit missing files."""
     if folder.scheme == "file":
         files = {name: _stat(folder, name) for name in names}
         return {name: file for name, file in files.items() if file is not None}
@@ -183,7 +183,7 @@ def _listed_files(folder: StoreURI, names: Iterable[str]) -> dict[str, _ListedFi
 
 
 def _read_problem(folder: StoreURI, record: StoredFile) -> str | None:
-    """Read a file and return what is wrong with it; None if it is what was written."""
+    """Read a file and return what is wrong with it; None if it equals what was written."""
     try:
         (read,) = read_files(folder, [record.name], threads=1, past_cache=True)
     except (OSError, StorageError) as exc:  # unreadable counts as damaged

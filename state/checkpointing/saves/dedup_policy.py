@@ -13,19 +13,20 @@ __all__ = ["DedupPolicy"]
 class DedupPolicy:
     """Limits on how long steps share the files of unchanged values.
 
-    On a disk the steps that share a file have it only once: damage to it affects them all, until a
-    save notices. So shared files are verified again, and rewritten in time.
+    On a disk, steps share a single copy of a file, so damage to it affects all of them. That is why
+    shared files are verified and, after some steps or hours, written again.
 
     Attributes:
-        max_steps: maximum number of steps with the same file, including the one that wrote it; the
-            next step writes the values anew. 1 shares nothing; None has no limit.
-        max_hours: age of a file from which on the next save writes its values anew; None: no limit.
-        verify_hours: a file on a disk that was neither written nor read for so long is read and
-            verified before another step shares it. Where an object store returns the checksum of a
-            copy, each save compares that, and nothing is read.
+        max_steps: maximum number of steps that share a file, including the one that wrote it; the
+            next step writes the values again. 1 shares nothing; None sets no limit.
+        max_hours: maximum age of a shared file, in hours; after that the next save writes the
+            values again. None sets no limit.
+        verify_hours: hours after which a file on a disk, if not written or read since, is read and
+            verified before another step shares it. An object store that returns the checksum of a
+            copy needs no read: each save compares the checksum.
 
     Raises:
-        PolicyError: a number that is not above 0, or no number; all are listed.
+        PolicyError: a limit is no number, or not above 0; all such limits are listed.
     """
 
     max_steps: int | None = 100
@@ -53,22 +54,22 @@ class DedupPolicy:
             )
 
     def may_link(self, *, steps: int, written: datetime, now: datetime) -> bool:
-        """Return True if one more step may have a file.
+        """Return True if one more step may share a file.
 
         Args:
-            steps: number of steps that have it.
-            written: time of its write.
-            now: current time.
+            steps: number of steps that have the file.
+            written: time when it was written.
+            now: the current time.
         """
         if self.max_steps is not None and steps >= self.max_steps:
             return False
         return self.max_hours is None or now - written < timedelta(hours=self.max_hours)
 
     def must_verify(self, *, seen: datetime, now: datetime) -> bool:
-        """Return True if a file must be read before one more step has it.
+        """Return True if a file on a disk must be read and verified before another step shares it.
 
         Args:
             seen: time when its bytes were last written or read.
-            now: current time.
+            now: the current time.
         """
         return now - seen >= timedelta(hours=self.verify_hours)

@@ -1,7 +1,8 @@
-"""Engine of a save: Orbax opens and commits a step, Cairn writes its items in between.
+"""Write of a step: Orbax opens and commits the step, Cairn writes its items in between.
 
-This file has all calls to Orbax of a save, through its public API. To Orbax a step is one
-`StatefulCheckpointable`: it creates the folder, calls us, and commits. Imports JAX and Orbax.
+All calls that a save makes to Orbax are here; they use its public API. To Orbax, the whole step is
+one `StatefulCheckpointable`: Orbax creates the folder, calls `StepWrite.save`, and commits. Imports
+JAX and Orbax.
 """
 
 import asyncio
@@ -51,22 +52,23 @@ from cairn.storage.store.uri import StoreURI, parse_uri
 __all__ = ["TEMPORARY", "StepWrite", "begin_step", "commit_text", "orbax_folder"]
 
 _TIMEOUT_SECONDS: Final = 3600
-"""Seconds that Orbax waits for a save; our own deadlines end a save long before."""
+"""Seconds after which Orbax gives up a save. Cairn's own deadlines come long before."""
 
 _ENDING_SECONDS: Final = 10.0
-"""Seconds that Orbax may take to end a save whose items failed."""
+"""Seconds that Orbax may take to end after the write of the items has failed."""
 
 R = TypeVar("R")
 
 TEMPORARY: Final = ".orbax-checkpoint-tmp"
-"""Orbax's suffix to the name of a step's folder until the step is complete."""
+"""Suffix that Orbax appends to the name of a step's folder until the step is complete."""
 
 
 def orbax_folder(uri: StoreURI) -> str:
-    """Return the folder in the form that Orbax takes.
+    """Return a folder's address in the form that Orbax accepts.
 
     Raises:
-        InvalidURIError: Orbax would write elsewhere: it knows local disks and GCS only.
+        InvalidURIError: the folder is neither on a local disk nor in GCS; Orbax would write to a
+            wrong place.
     """
     if uri.scheme not in ("file", "gs"):
         raise InvalidURIError(
@@ -83,11 +85,11 @@ class StepWrite:
     """Write of a step. To Orbax it is a `StatefulCheckpointable` that can only save.
 
     Attributes:
-        key: name of the barriers of the job's processes.
-        begun: True once this may have written files; files in the folder before are not its own.
+        key: key of the job's messages about this save, see `background.save_key`.
+        begun: True once this write may have created files in the folder.
         committed: True once Orbax has committed the step.
-        given_up: True once this stopped waiting for Orbax, because the store did not answer in
-            time. Nobody reads what Orbax may still write, and this writes nothing any more.
+        given_up: True once this write stopped waiting for Orbax, because the store did not respond
+            in time. Orbax may then still write files, but the step will not be listed.
     """
 
     def __init__(
@@ -106,8 +108,9 @@ class StepWrite:
             items: the step's trees, by name.
             meta: content of the step's JSON item.
             iterators: states of this process's iterators, by name.
-            key: name of the barriers of the job's processes, different for each write.
-            check: called in parallel with the writers; if it raises, nothing is committed.
+            key: key of the job's messages about this save, see `background.save_key`.
+            check: function that is called while items are written; if it raises, the step is not
+                committed.
         """
         self.key = key
         self._check = check
@@ -125,25 +128,28 @@ class StepWrite:
     def begin(self) -> None:
         """Start Orbax's save; all processes must call this.
 
-        With several processes this waits for the others and uses devices: call it at the same point
-        of their device computations in all of them.
+        With several processes this waits for the others and uses devices: all processes must call
+        it at the same point of their device computations.
 
         Raises:
             SaveError: the step's folder exists already; nothing was written.
-            StoreUnavailableError: the store gives no answer.
+            StoreUnavailableError: the store does not respond.
         """
         if exchange.is_primary():
             _refuse_taken(self._folder)
         self.begun = True
-        # Orbax's start uses the devices of all processes, and would wait for a failed one.
+        # Orbax's start uses the devices of all processes, and would wait forever for a failed one.
         background.meet(self.key, "start")
         self._response = self._watched(self._open)
 
     def result(self) -> Mapping[str, WrittenTree]:
-        """Wait for Orbax's commit; return what this process wrote, by item. Call `begin` if needed.
+        """Wait for Orbax's commit; return what this process wrote, by item.
+
+        Calls `begin` if no one has. When this returns or raises, this process writes no items any
+        more.
 
         Raises:
-            Exception: the error of the writers or of Orbax; no write of this process runs any more.
+            Exception: writing the items failed, or Orbax did.
         """
         if self._response is None:
             self.begin()
@@ -165,11 +171,11 @@ class StepWrite:
             )
 
     def _watched(self, call: Callable[[], R]) -> R:
-        """Run a call of Orbax with a deadline: on remote stores Orbax has none.
+        """Run a call of Orbax and return its result; for remote stores, with a deadline.
 
         Raises:
-            StoreUnavailableError: no answer came in time.
-            Exception: the error of the writers or of Orbax.
+            StoreUnavailableError: the call made no progress in time.
+            Exception: writing the items failed, or Orbax did.
         """
         if self._folder.scheme == "file":
             return call()
@@ -186,9 +192,10 @@ class StepWrite:
 
     @property
     def files(self) -> list[StoredFile]:
-        """In process 0, the files written beside the items, named from the step's folder.
+        """Files of the step outside of the items' trees, as process 0 knows them.
 
-        Orbax's own files come on top: it writes its commit mark last.
+        Their names are relative to the step's folder. Files that Orbax writes, such as its commit
+        mark, are not included.
         """
         return list(self._files)
 
@@ -198,11 +205,13 @@ class StepWrite:
         return sha256_of(canonical_json(dict(self._meta)))
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        """Return, to Orbax, the coroutine that writes the items once the folder exists."""
+        """Return the coroutine that writes the items once the folder exists. Orbax calls this."""
         return self._save(directory)
 
     async def load(self, directory: Any) -> Awaitable[None]:
-        """Refuse: Orbax never calls this, as a step is read by Orbax's own handlers.
+        """Raise an error: the protocol requires this method, but it is never called.
+
+        Orbax's own handlers read steps.
 
         Raises:
             UnsupportedFormatError: always.
@@ -221,7 +230,7 @@ class StepWrite:
 
     def _write_watched(self, folder: StoreURI) -> None:
         try:
-            with self._progress.paused():  # our own waits have deadlines
+            with self._progress.paused():  # `_write`'s own waits have deadlines
                 self._write(folder)
         except Exception as exc:
             self._failure = exc
@@ -229,7 +238,7 @@ class StepWrite:
             raise
 
     def _write(self, folder: StoreURI) -> None:
-        """Write all items; when this returns or raises, no write runs any more."""
+        """Write all items into `folder`; when this returns or raises, no write runs any more."""
         if self.given_up:
             raise SaveError("the save was given up", path=self._folder)
         background.meet(self.key, "made")
@@ -252,7 +261,7 @@ class StepWrite:
         if jax.process_count() == 1:
             self._complete(folder, [])
             return
-        # Processes without a shared memory tell process 0 through the store what they wrote.
+        # The other processes share no memory with process 0: they leave records in the store.
         if not exchange.is_primary():
             records = {name: tree.records[0] for name, tree in self._written.items()}
             records[META_ITEM] = ProcessRecord(beside.result(), {})
@@ -270,7 +279,12 @@ class StepWrite:
             removed.result()
 
     def _complete(self, folder: StoreURI, others: Sequence[Mapping[str, ProcessRecord]]) -> None:
-        """Write, in process 0, the index and the markers that make the step complete."""
+        """Write, on process 0, the index of each item and Orbax's commit markers.
+
+        Args:
+            folder: the step's folder.
+            others: records of the other processes, by item.
+        """
         self._files += [file for records in others for file in records[META_ITEM].files]
         for name, written in self._written.items():
             of_others = [records[name] for records in others]
@@ -282,7 +296,7 @@ class StepWrite:
         self._files += write_files(folder, markers)
 
     def _write_beside(self, folder: StoreURI) -> list[StoredFile]:
-        """Write the JSON item and the states of iterators."""
+        """Write the JSON item (process 0 only) and the states of this process's iterators."""
         files = []
         if exchange.is_primary():
             text = json.dumps(self._meta).encode()
@@ -320,7 +334,11 @@ class StepWrite:
         }
 
     def _record_readers(self) -> None:
-        """Record Orbax's handler for each item in the step's metadata."""
+        """Add to the step's metadata, for each item, the Orbax handler that can read it.
+
+        Raises:
+            SaveError: the metadata lack what Orbax was given to record.
+        """
         objects = ObjectStore(self._folder, patient=True)
         stored = objects.read(STEP_METADATA)
         metadata = {} if stored is None else json.loads(stored.value)
@@ -341,7 +359,7 @@ class StepWrite:
 
 
 def commit_text(folder: StoreURI) -> bytes:
-    """Return the content of Orbax's commit marker of a folder."""
+    """Return the content of Orbax's commit marker file in a folder."""
     return b"Checkpoint commit was successful to " + orbax_folder(folder).encode()
 
 
@@ -355,9 +373,9 @@ def begin_step(
 ) -> StepWrite:
     """Return the write of a step into `folder`, which must not exist; see `StepWrite`.
 
-    Orbax takes some tens of milliseconds to begin. With one process `StepWrite.result` does that,
-    in the background. With several it uses devices, in an order that must be the same in all: then
-    it has begun when this returns.
+    In a job of one process, the write has not begun: that takes Orbax some tens of milliseconds,
+    and `StepWrite.result` does it in the background. In larger jobs, beginning uses devices, in an
+    order that must be the same on all processes, so the write has begun when this returns.
     """
     write = StepWrite(folder, items, meta, iterators, key, check)
     if jax.process_count() > 1:
@@ -366,9 +384,12 @@ def begin_step(
 
 
 def _refuse_taken(folder: StoreURI) -> None:
-    """Raise if somebody else, such as plain Orbax in the same root, has written this step here.
+    """Check that the step's folder does not exist: plain Orbax in the same root may have made it.
 
-    Orbax checks only after all writes, and its error does not tell whose the folder is.
+    Orbax itself checks only after all writes, and its error does not say who wrote the folder.
+
+    Raises:
+        SaveError: the folder, or Orbax's temporary folder of the step, exists.
     """
     if folder.scheme == "file":  # Orbax writes a temporary folder beside it, and renames that
         temporary = f"{folder.name}{TEMPORARY}"

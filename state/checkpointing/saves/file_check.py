@@ -1,7 +1,7 @@
-"""Check that a step's files arrived as intended; checksums come from memory, not from the store.
+"""Check that a step's stored files equal the bytes that were written.
 
-The recorded checksums are those of the bytes to be written. If a stored file differs, the save
-fails: damage on the way never passes as what was saved.
+The checksums are computed from the bytes in memory. If a stored file differs, for example because
+it was damaged on the way to the store, the save fails.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,18 +25,18 @@ def check_files(
 ) -> tuple[ObjectRecord, ...]:
     """Check all files of a step and return their records.
 
-    For data files it checks the size, and the checksum where the store lists one: they are large,
-    and were written to disks by direct I/O. It reads all other files where the store has no
-    checksum, and also files that somebody else wrote.
+    A data file's size is checked, and its checksum if the store lists one; data files are not read,
+    as they are large, and were written to disks by direct I/O. Other files are read if the store
+    lists no checksum. Files that this save did not write are always read.
 
     Args:
-        folder: the step's, committed; nobody writes to it any more.
-        meant: what was written, by name.
-        marker: content of Orbax's commit file.
+        folder: the step's folder, committed: no writes happen any more.
+        meant: the files that were written, by name.
+        marker: expected content of Orbax's commit file.
 
     Raises:
-        SaveError: files are missing, or are not what was written; all are listed.
-        StoreUnavailableError: the store gives no answer.
+        SaveError: files are missing or differ from what was written; all are listed.
+        StoreUnavailableError: the store does not respond.
     """
     committed = stored_file(COMMIT_FILE, marker)
     entries = {entry.name: entry for entry in open_files(folder).walk() if not entry.is_dir}
@@ -69,7 +69,7 @@ def check_files(
 
 
 def _unproved(entries: Mapping[str, FileEntry], meant: Mapping[str, StoredFile]) -> Iterator[str]:
-    """Yield the files that must be read, as nothing else proves their content."""
+    """Yield the names of the files that must be read, since size and listing prove too little."""
     for name, entry in entries.items():
         is_empty = meant[name].size == 0 if name in meant else entry.size == 0
         proved = entry.crc32c is not None or is_data_file(name)
@@ -78,7 +78,13 @@ def _unproved(entries: Mapping[str, FileEntry], meant: Mapping[str, StoredFile])
 
 
 def _wrong(file: StoredFile, entry: FileEntry | None, read: FileChecksum | None) -> str | None:
-    """Return what is wrong with a file, in one line; None if nothing."""
+    """Return one line about how a stored file differs from the expected one; None if it doesn't.
+
+    Args:
+        file: the expected file.
+        entry: the stored file in a listing; None if missing.
+        read: checksums from a read; None if it was not read.
+    """
     expected = f"{file.name}: expected {file.size} bytes, crc32c {file.crc32c}"
     if entry is None:
         return f"{expected}, found none"
@@ -92,5 +98,5 @@ def _wrong(file: StoredFile, entry: FileEntry | None, read: FileChecksum | None)
 
 def _recorded(file: StoredFile | FileChecksum, entry: FileEntry) -> ObjectRecord:
     crc32c = file.crc32c or entry.crc32c
-    assert crc32c is not None  # known from the store or from a read
+    assert crc32c is not None  # from the store's listing or from a read
     return ObjectRecord(name=file.name, size=entry.size, crc32c=crc32c, content=file.content)

@@ -1,9 +1,10 @@
-"""Host arrays of a save; the caller may donate or delete the arrays that they are of at once.
+"""Host arrays of a save: staging of the caller's arrays, which may then be donated or deleted.
 
-On CPU the host's view of a buffer is the buffer: it is held, not copied, and XLA copies a leaf if
-it is donated meanwhile. On GPUs copies to pinned memory are dispatched, and nothing waits for them;
-from other devices all transfers start before the first is waited for. Of an array that several
-processes hold, each writes its own box. Imports JAX. See ADR 0010 and 0051.
+On CPU, a host array is a view of the array's own buffer, without a copy; if the array is donated
+while the view exists, XLA copies it. On GPUs, copies to pinned memory are started, and the save
+does not wait for them. From other devices, all transfers start before the first is waited for. If
+several processes hold an array, each writes its own boxes of it. Imports JAX. See ADR 0010 and
+0051.
 """
 
 import contextlib
@@ -44,15 +45,15 @@ __all__ = [
 ]
 
 _LEAST_SPLIT_BYTES: Final = 1 << 20
-"""Size from which on processes that hold the same slice divide it."""
+"""Minimum bytes of a slice that the processes which hold it divide among them."""
 
 _LEAST_CELL_BYTES: Final = 64 << 10
 _MOST_CELLS: Final = 8
-"""Maximum number of cells per process that divides a slice: each adds entries to the index."""
+"""Maximum number of parts per process when a slice is divided: each part adds index entries."""
 
 _KEEPS_VIEWS: Final = jax.__version_info__[:2] == (0, 11)
-"""JAX 0.11 caches the view of `np.asarray` in the array, unless it uses the buffer protocol, and
-then copies the array whenever it is donated; 0.10 and 0.12 do not."""
+"""True for JAX 0.11, which caches the view of `np.asarray` in the array (not that of the buffer
+protocol). While the view exists, XLA copies the array when it is donated."""
 
 _PINNED: Final = "pinned_host"
 _HOST_KINDS: Final = frozenset({_PINNED, "unpinned_host"})
@@ -63,16 +64,17 @@ HostView = memoryview | np.ndarray[Any, Any]
 _NBYTES: Final = operator.attrgetter("nbytes")
 
 _COLUMN_READ_ITEMS: Final = frozenset({"model", "merged"})
-"""Items whose leaves exports transpose; the chunks of others are always row strips."""
+"""Items whose leaves exports transpose, so that they are read by columns, too. The chunks of other
+items are always strips of rows."""
 
 
 class _Box(NamedTuple):
     """Box of a device shard that this process writes.
 
     Attributes:
-        shard: index of the device shard, as in `addressable_data`.
-        within: the box in the shard.
-        origin: index of the box's first element in the array.
+        shard: number of the device shard, as in `addressable_data`.
+        within: slices of the shard that select the box.
+        origin: index in the array of the box's first element.
     """
 
     shard: int
@@ -81,11 +83,11 @@ class _Box(NamedTuple):
 
 
 class ArrayLayout(NamedTuple):
-    """Stored layout of arrays of some shape and sharding.
+    """Stored layout of an array.
 
     Attributes:
-        cut: outer shards and inner chunks.
-        boxes: boxes that this process writes.
+        cut: shapes of the outer shards and inner chunks.
+        boxes: the boxes that this process writes.
     """
 
     cut: ChunkShapes
@@ -93,11 +95,11 @@ class ArrayLayout(NamedTuple):
 
 
 class HostBox(NamedTuple):
-    """Elements that this process writes, on the host.
+    """Box that this process writes, on the host.
 
     Attributes:
-        values: on the host; nobody changes them.
-        origin: index of the first in the array.
+        values: the box's elements in host memory, which do not change any more.
+        origin: index in the array of the box's first element.
     """
 
     values: np.ndarray[Any, Any]
@@ -105,12 +107,12 @@ class HostBox(NamedTuple):
 
 
 class PinnedBox(NamedTuple):
-    """Elements that this process writes, on their way to pinned memory.
+    """Box that this process writes, which is being copied to pinned memory.
 
     Attributes:
-        copy: of the device's shard, in pinned memory; there is no other reference.
-        within: the box in the shard.
-        origin: index of the first in the array.
+        copy: copy of the device shard in pinned memory; no one else refers to it.
+        within: slices of the shard that select the box.
+        origin: index in the array of the box's first element.
     """
 
     copy: jax.Array
@@ -118,7 +120,7 @@ class PinnedBox(NamedTuple):
     origin: tuple[int, ...]
 
     def wait(self) -> HostBox:
-        """Wait for the copy and return a view of it, which keeps the pinned memory."""
+        """Wait for the copy and return the box, a view of it that keeps the pinned memory."""
         return HostBox(np.asarray(self.copy)[self.within], self.origin)
 
 
@@ -126,12 +128,12 @@ class HostArray(NamedTuple):
     """Array in its stored form, with this process's boxes on the host.
 
     Attributes:
-        shape: of the whole array.
-        dtype: stored dtype.
-        cut: outer shards and inner chunks.
-        boxes: what this process writes.
-        sharding: None for a NumPy array.
-        key_impl: the implementation, if these are the words of typed PRNG keys.
+        shape: shape of the whole array.
+        dtype: the stored dtype.
+        cut: shapes of the outer shards and inner chunks.
+        boxes: the boxes that this process writes.
+        sharding: the array's sharding; None for a NumPy array.
+        key_impl: for the words of typed PRNG keys, the name of their implementation; else None.
     """
 
     shape: tuple[int, ...]
@@ -143,13 +145,13 @@ class HostArray(NamedTuple):
 
 
 class DeferredLeaf(NamedTuple):
-    """Leaf that the last step has stored: linked if possible, copied only otherwise.
+    """Leaf that equals the last step's: its files are linked; it is copied only if that fails.
 
     Attributes:
-        leaf: as given.
-        shape: stored shape.
-        dtype: stored dtype.
-        layout: stored layout.
+        leaf: the caller's array.
+        shape: the stored shape.
+        dtype: the stored dtype.
+        layout: the stored layout.
     """
 
     leaf: jax.Array
@@ -161,7 +163,14 @@ class DeferredLeaf(NamedTuple):
     def of(
         cls, leaf: jax.Array, shape: tuple[int, ...], dtype: str, *, columns: bool
     ) -> "DeferredLeaf":
-        """Create it for a leaf with this stored shape and dtype; `columns` as in `array_layout`."""
+        """Return the deferred leaf of an array.
+
+        Args:
+            leaf: the caller's array.
+            shape: the stored shape.
+            dtype: name of the stored dtype.
+            columns: whether readers also read the array by columns, see `array_layout`.
+        """
         kind = dtype_named(dtype)
         layout = _layout(shape, kind.itemsize, leaf.sharding, columns)
         return cls(leaf, shape, kind, layout)
@@ -172,21 +181,21 @@ class DeferredLeaf(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
     def outline(self) -> HostArray:
-        """Return the array in its stored form, without any box."""
+        """Return the host array without boxes: only its description."""
         return HostArray(self.shape, self.dtype, self.layout.cut, (), self.leaf.sharding, None)
 
     def placeholders(self) -> tuple[HostBox, ...]:
-        """Return boxes of the right shapes whose values must not be read."""
+        """Return the boxes of `copy` with the right shapes, but without values: don't read them."""
         shard = np.broadcast_to(
             np.empty((), self.dtype), self.leaf.sharding.shard_shape(self.shape)
         )
         return tuple(HostBox(shard[within], origin) for _, within, origin in self.layout.boxes)
 
     def copy(self) -> tuple[HostBox, ...]:
-        """Copy the boxes now and return them.
+        """Copy the boxes to the host now and return them.
 
         Raises:
-            SaveError: a training step was given their memory in the meantime.
+            SaveError: the array was deleted or donated in the meantime.
         """
         if self.leaf.is_deleted():
             raise SaveError(
@@ -203,7 +212,7 @@ class DeferredLeaf(NamedTuple):
 
 
 def _stored(shard: jax.Array) -> np.ndarray[Any, Any]:
-    """Copy one device shard in its stored form."""
+    """Return a host copy of a device shard, in its stored form."""
     stored, _ = store_form({"": shard})
     return np.array(_same_memory(stored[""]))
 
@@ -214,7 +223,7 @@ def on_host() -> bool:
 
 
 def on_gpu() -> bool:
-    """Return True if devices can copy to pinned memory while they compute."""
+    """Return True if the devices are GPUs, which copy to pinned memory while they compute."""
     return bool(jax.default_backend() == "gpu")
 
 
@@ -231,14 +240,15 @@ class Transfers:
     """
 
     def __init__(self, item: str, leaves: Mapping[str, Any]) -> None:
-        """Hold the leaves; copy nothing yet.
+        """Determine layouts; copy nothing yet.
 
         Args:
-            item: its name.
-            leaves: arrays of JAX and NumPy by path, in their stored form.
+            item: the item's name.
+            leaves: arrays of JAX and NumPy, in their stored form, by path.
 
         Raises:
-            UnsupportedLeafError: with several processes, arrays that only this one has.
+            UnsupportedLeafError: in a job of several processes, an array is on devices of this
+                process only.
         """
         self._keys = {
             path: str(jax.random.key_impl(leaf))
@@ -275,7 +285,7 @@ class Transfers:
         }
 
     def is_numpy(self, path: str) -> bool:
-        """Return True for a NumPy leaf, to which its owner may write."""
+        """Return True if the leaf is a NumPy array, which the caller may change."""
         return path not in self._shards
 
     def _shapes(self, path: str) -> list[tuple[int, ...]]:
@@ -285,13 +295,13 @@ class Transfers:
         return [tuple(self._leaves[path].shape)] * len(self.layouts[path].boxes)
 
     def to_copy(self, *, numpy: bool) -> dict[str, list[int]]:
-        """Return, by path, the bytes that arrive on the host for each box that must be copied.
+        """Return the leaves that must be copied, by path, with the host bytes that each box needs.
 
-        Those are boxes of arrays outside of host memory. A transfer moves a whole shard, so it
-        counts as a whole.
+        Leaves on devices other than CPUs must be. A box needs the bytes of its whole device shard,
+        since transfers move whole shards.
 
         Args:
-            numpy: include NumPy arrays.
+            numpy: whether NumPy arrays must be copied, too.
         """
         sizes = {}
         for path, leaf in self._leaves.items():
@@ -301,13 +311,13 @@ class Transfers:
         return sizes
 
     def start(self, keys: Iterable[tuple[str, int]]) -> None:
-        """Start the transfers of some boxes, which `copied` then takes.
+        """Start the transfers of some boxes; `copied` then returns them.
 
-        Devices run operations in order: each copy reads its array before a later training step that
-        was given the array's memory writes to it.
+        Devices run operations in order: if a later training step is donated an array, its copy has
+        been read before the step overwrites it.
 
         Args:
-            keys: (path, number) of each.
+            keys: (path, number of the box) of each.
         """
         shards = {
             key: shard
@@ -327,12 +337,12 @@ class Transfers:
             source.copy_to_host_async()
 
     def copied(self, keys: Iterable[tuple[str, int]]) -> dict[str, list[HostBox | PinnedBox]]:
-        """Return boxes by path in memory of their own, once their sources may be donated.
+        """Return copies of some boxes, by path; after that the caller may donate their arrays.
 
-        The copies of boxes in pinned memory may still run.
+        Copies to pinned memory may still run.
 
         Args:
-            keys: (path, number) of each.
+            keys: (path, number of the box) of each.
         """
         copied: dict[str, list[HostBox | PinnedBox]] = {}
         pairs: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
@@ -342,7 +352,7 @@ class Transfers:
             if source is not None and is_in_host_memory(source):
                 copied.setdefault(path, []).append(PinnedBox(source, *box[1:]))
                 continue
-            if source is None:  # the memory's owner may write to it, or donate it
+            if source is None:  # the caller may write to this memory, or donate it
                 lasting = self._host_values(path, number)[box.within]
                 values = np.empty_like(lasting, order="C")
                 pairs.append((values, lasting))
@@ -355,7 +365,7 @@ class Transfers:
         return copied
 
     def _host_values(self, path: str, number: int) -> np.ndarray[Any, Any]:
-        """Return a view of values in host memory, without a cache in the array itself."""
+        """Return a view of a shard in host memory that JAX does not cache in the caller's array."""
         if path not in self._shards:
             return np.asarray(self._leaves[path])
         return np.asarray(_same_memory(self._shards[path][number]))
@@ -363,12 +373,12 @@ class Transfers:
     def wait(
         self, *, copied: bool = True, without: Collection[str] = frozenset()
     ) -> dict[str, HostArray]:
-        """Wait until the host has all leaves; return them by path.
+        """Wait until all leaves are on the host; return them by path.
 
         Args:
-            copied: copy NumPy arrays, as their owner may write to them; False leaves that to the
-                caller.
-            without: paths of leaves to return without boxes, and without a wait.
+            copied: whether to copy NumPy arrays, which the caller may change; False if the boxes
+                are copied elsewhere.
+            without: paths of leaves to return without boxes and without waiting.
         """
         return {
             path: self._host_array(path, leaf, copied, waited=path not in without)
@@ -400,7 +410,7 @@ class Transfers:
 
 
 def _pinned(arrays: Sequence[jax.Array]) -> list[jax.Array] | None:
-    """Dispatch copies to pinned memory; return None if there is not enough of it."""
+    """Start copies of arrays to pinned memory and return them; None if it does not suffice."""
     places = [array.sharding.with_memory_kind(_PINNED) for array in arrays]
     try:
         copies: list[jax.Array] = jax.device_put(arrays, places)
@@ -411,12 +421,15 @@ def _pinned(arrays: Sequence[jax.Array]) -> list[jax.Array] | None:
 
 
 def _same_memory(array: jax.Array) -> jax.Array:
-    """Return another array of the memory of an array on one device."""
+    """Return a new array that shares the memory of a single-device array, but not its cache."""
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
 
 
 def is_in_host_memory(array: jax.Array) -> bool:
-    """Return True if an array lies in host memory, such as an offloaded moment."""
+    """Return True if an array is in host memory, such as an offloaded optimizer moment.
+
+    Arrays on the default memory of CPU devices do not count unless the job uses other devices.
+    """
     device: Any = next(iter(array.sharding.device_set))
     if device.platform == "cpu" != jax.default_backend():
         return True
@@ -424,16 +437,15 @@ def is_in_host_memory(array: jax.Array) -> bool:
 
 
 def _host_view(array: jax.Array) -> np.ndarray[Any, Any]:
-    """Return a view of an array on one CPU device, without a cache in the array."""
+    """Return a view of a single-device CPU array that JAX does not cache in the array."""
     return np.asarray(_same_memory(array) if _KEEPS_VIEWS else array)
 
 
 def host_views(leaves: Mapping[str, Any]) -> dict[str, HostView]:
-    """Hold the memory of the arrays that are on the host already; return it by path.
+    """Return views of the arrays that are in host memory already, by path.
 
-    Those are arrays with elements on a single CPU device, in their stored form. For many small
-    leaves this is as fast as `np.asarray` of each; the rest of their description can wait, as
-    nothing in it can prevent the save.
+    Those are arrays on a single CPU device that have elements and are stored unchanged. Other
+    leaves are omitted. Empty if the job has several processes or uses devices other than CPUs.
     """
     if jax.process_count() > 1 or not on_host():
         return {}
@@ -456,7 +468,7 @@ def host_views(leaves: Mapping[str, Any]) -> dict[str, HostView]:
 
 
 def _is_bfloat16(leaf: jax.Array) -> bool:
-    """Return True for a bfloat16 on one device, which the buffer protocol can't express."""
+    """Return True for a bfloat16 array on one device; the buffer protocol has no bfloat16."""
     return (
         leaf.dtype == jnp.bfloat16
         and not isinstance(leaf, jax.core.Tracer)
@@ -469,9 +481,9 @@ def viewed(view: HostView, sharding: jax.sharding.Sharding, *, columns: bool) ->
     """Return the host array of a view from `host_views`.
 
     Args:
-        view: its memory.
-        sharding: the array's.
-        columns: readers also read it by columns.
+        view: the view.
+        sharding: the array's sharding.
+        columns: whether readers also read the array by columns.
     """
     values = np.asarray(view)
     cut, (box,) = _layout(values.shape, values.itemsize, sharding, columns)
@@ -501,8 +513,8 @@ def array_layout(array: Any, *, columns: bool) -> ArrayLayout:
     """Return the stored layout of `array`, with the boxes that this process writes.
 
     Args:
-        array: of JAX or NumPy, with elements.
-        columns: readers also read it by columns.
+        array: an array of JAX or NumPy that has elements.
+        columns: whether readers also read the array by columns.
     """
     shape, itemsize = tuple(array.shape), np.dtype(array.dtype).itemsize
     if isinstance(array, jax.Array):
@@ -516,7 +528,7 @@ def array_layout(array: Any, *, columns: bool) -> ArrayLayout:
 def _layout(
     shape: tuple[int, ...], itemsize: int, sharding: jax.sharding.Sharding, columns: bool
 ) -> ArrayLayout:
-    """Return the layout, cached by shape and sharding."""
+    """Return the stored layout of arrays of this shape and sharding; cached."""
     holders = holders_processes.holders_of_slices(sharding, shape)
     first: dict[tuple[int, ...], int] = {}
     for number, index in enumerate(sharding.addressable_devices_indices_map(shape).values()):
@@ -551,15 +563,16 @@ def _layout(
 def _division(
     shard: tuple[int, ...], itemsize: int, sharers: Collection[int]
 ) -> tuple[int, int] | None:
-    """Choose how processes that hold a slice divide it: an axis, and the size of a cell along it.
+    """Choose how the processes that hold a slice divide it: an axis, and a part's size along it.
 
-    Each takes consecutive cells, as many as the others or one more. The cells are as large as
-    possible with the largest share within 5 % of the smallest possible.
+    Each process gets consecutive parts; the numbers of parts differ by at most one. The parts are
+    as large as possible while the largest share is within 5 % of the smallest possible. None if the
+    slice can't be divided, or each slice is on one process.
 
     Args:
         shard: shape of the slice.
         itemsize: bytes of an element.
-        sharers: numbers of processes that hold a slice, over all slices.
+        sharers: the different numbers of processes that hold a slice.
     """
     if max(sharers) == 1:
         return None

@@ -14,14 +14,14 @@ from cairn.storage.errors import PolicyError
 __all__ = ["MIN_COPIED_BYTES", "HostBuffers", "Places", "copy_all", "places"]
 
 MIN_COPIED_BYTES: Final = 64 << 10
-"""Smaller JAX arrays are held as views: if XLA copies them, it uses warm heap memory, and copies of
-many of them would take longer than views."""
+"""Minimum bytes of a JAX array that is copied into buffers; smaller arrays are kept as views. XLA
+copies these quickly if it must, and copying many of them here would take longer than views."""
 
 _ALIGNMENT: Final = 64
-"""Alignment of arrays: no two share a cache line."""
+"""Alignment of arrays in bytes, so that no two share a cache line."""
 
 _BATCH_BYTES: Final = 8 << 20
-"""Bytes per unit of work of a copying thread."""
+"""Approximate bytes that a copying thread copies per task."""
 
 _THREADS: Final = max(1, min(8, os.cpu_count() or 1))
 
@@ -34,8 +34,8 @@ class Places(NamedTuple):
     """Offsets of arrays in one allocation.
 
     Attributes:
-        offsets: of each, in bytes.
-        nbytes: of the whole.
+        offsets: offset of each array, in bytes.
+        nbytes: bytes of the whole allocation.
     """
 
     offsets: tuple[int, ...]
@@ -43,7 +43,7 @@ class Places(NamedTuple):
 
 
 def places(sizes: Iterable[int]) -> Places:
-    """Return consecutive offsets for arrays of these sizes in bytes."""
+    """Return aligned, consecutive offsets for arrays of these sizes in bytes."""
     offsets, end = [], 0
     for size in sizes:
         offsets.append(end)
@@ -54,14 +54,14 @@ def places(sizes: Iterable[int]) -> Places:
 class HostBuffers:
     """Memory for the copies of one save, which the next save reuses.
 
-    Never overwrites memory that is still referenced. Used by one thread at a time.
+    Memory that is still referenced is never overwritten. Not thread-safe.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         """Start empty; the first save allocates the memory.
 
         Args:
-            limit: maximum bytes; None: as many as a save needs.
+            limit: maximum bytes; None for no limit.
         """
         self.limit = limit
         self._pages: mmap.mmap | None = None
@@ -71,7 +71,7 @@ class HostBuffers:
 
     @classmethod
     def from_options(cls, reuse_buffers: Any, host_memory: Any) -> "HostBuffers | None":
-        """Return the buffers for these arguments of a checkpointer; None if it wants none.
+        """Return buffers for these options of a checkpointer; None if `reuse_buffers` is False.
 
         Raises:
             PolicyError: `reuse_buffers` is no bool, or `host_memory` no number of bytes above 0.
@@ -93,14 +93,17 @@ class HostBuffers:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held now, including older memory that a save still reads."""
+        """Bytes allocated now, including older memory that a save still reads."""
         return (0 if self._pages is None else len(self._pages)) + self._left_bytes()
 
     def check(self, nbytes: int) -> None:
-        """Refuse a save that needs more bytes than the limit.
+        """Check that a save's copies fit into the limit.
+
+        Args:
+            nbytes: bytes that the save must copy.
 
         Raises:
-            PolicyError: it does.
+            PolicyError: they exceed the limit, together with memory that a save still reads.
         """
         self._leave_what_is_read()
         left = self._left_bytes()
@@ -119,18 +122,18 @@ class HostBuffers:
     def copies(self, arrays: Sequence[Array]) -> list[Array]:
         """Return read-only copies of these arrays, in C order.
 
-        The next call reuses their memory, unless one of them is still referenced: then they stay,
-        and the next call allocates new memory.
+        The next call reuses their memory; if one of the copies is still referenced then, it
+        allocates new memory instead.
 
         Raises:
-            PolicyError: they exceed the limit, or the machine's memory.
+            PolicyError: the copies exceed the limit, or the machine's memory.
         """
         offsets, nbytes = places(array.nbytes for array in arrays)
         self.check(nbytes)
         if not nbytes:
             return [array.copy() for array in arrays]
         if self._pages is None or len(self._pages) < nbytes:
-            self._pages = None  # freed before the new allocation: never both at once
+            self._pages = None  # freed before the new allocation, so that both never exist at once
             self._pages = _mapped(nbytes)
         # All views keep this array alive: a dead weak reference means that there are none.
         root = np.frombuffer(self._pages, np.uint8)
@@ -145,12 +148,12 @@ class HostBuffers:
         return copies
 
     def forget(self) -> None:
-        """Free the memory; what a save still reads is freed after it."""
+        """Free the memory; if a save still reads it, it is freed once that save ends."""
         self._leave_what_is_read()
         self._pages = self._last = None
 
     def _leave_what_is_read(self) -> None:
-        """Give up memory that is still referenced, but count it until it is freed."""
+        """Stop using memory that is still referenced; its bytes count until it is freed."""
         if self._pages is not None and self._last is not None and self._last() is not None:
             self._left.append((self._last, len(self._pages)))
             self._pages = self._last = None
@@ -162,12 +165,12 @@ class HostBuffers:
 
 _all: "weakref.WeakSet[HostBuffers]" = weakref.WeakSet()
 _of_the_parent: list[Array] = []
-"""In a forked child, the memory that a save of the parent was reading. The child lacks the mapping:
-to unmap it could unmap something else at that address."""
+"""References that keep a forked child from unmapping memory that only the parent has mapped; the
+child may have mapped something else at that address."""
 
 
 def _forget_all() -> None:
-    """Forget all buffers in a forked child, where the memory is not mapped."""
+    """Drop all buffers in a forked child, where their memory is not mapped."""
     for buffers in list(_all):
         buffers.forget()
         _of_the_parent.extend(root for ref, _ in buffers._left if (root := ref()) is not None)
@@ -177,7 +180,11 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def _mapped(nbytes: int) -> mmap.mmap:
-    """Map memory in ordinary pages, see ADR 11, which a forked child does not inherit."""
+    """Return new memory in ordinary pages (ADR 11), which a forked child does not inherit.
+
+    Raises:
+        PolicyError: the machine has not enough memory.
+    """
     try:
         pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, MemoryError) as exc:
@@ -194,7 +201,11 @@ def _mapped(nbytes: int) -> mmap.mmap:
 
 
 def copy_all(pairs: Sequence[tuple[Array, Array]]) -> None:
-    """Copy each second array into its first, in several threads if there is much to copy."""
+    """Copy arrays, in several threads if there is much to copy.
+
+    Args:
+        pairs: pairs of an array to write to and an array to read from.
+    """
     batches = list(_batches(pairs))
     threads = min(_THREADS, len(batches))
     if threads < 2:
@@ -207,7 +218,7 @@ def copy_all(pairs: Sequence[tuple[Array, Array]]) -> None:
 
 
 def _batches(pairs: Iterable[tuple[Array, Array]]) -> Iterator[list[tuple[Array, Array]]]:
-    """Group the copies into batches of about `_BATCH_BYTES`; split contiguous arrays."""
+    """Yield the pairs in batches of about `_BATCH_BYTES`; large contiguous arrays are divided."""
     batch: list[tuple[Array, Array]] = []
     size = 0
     for into, source in pairs:

@@ -48,10 +48,10 @@ class Memory(NamedTuple):
     """Host memory that a save may use.
 
     Attributes:
-        buffers: memory to copy arrays into. Views are then held only of small arrays, and of those
-            that the last step stored; None holds views of all.
-        most: maximum bytes of all copies, see `staging`; None has no limit.
-        uploads: the step goes to an object store.
+        buffers: memory to copy arrays into; small arrays and arrays that equal the last step's are
+            still kept as views. None keeps views of all arrays in host memory.
+        most: maximum bytes of all copies, see `staging`; None sets no limit.
+        uploads: True if the step goes to an object store.
     """
 
     buffers: HostBuffers | None = None
@@ -60,12 +60,12 @@ class Memory(NamedTuple):
 
 
 class HostTrees(Mapping[str, HostTree]):
-    """Items of a save by name, once the host has all of their arrays.
+    """Items of a save by name, with their arrays on the host.
 
-    With limited memory the host may have a first wave only: see `copy_rest`.
+    If host memory is limited, only a first wave may be there: `copy_rest` copies the others.
 
-    Further descriptions are computed on first use, after `save` has returned: they take longer than
-    holding a small leaf.
+    The leaves' descriptions are computed on first use, after `save` has returned, since that takes
+    longer than staging a small leaf.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class HostTrees(Mapping[str, HostTree]):
         """Wait for the arrays, or for a first wave of them.
 
         Args:
-            items: from `prepare`.
-            dedup: returns an item's state of deduplication over the saves of the run.
-            compression: of the stored chunks.
-            memory: that this may use.
+            items: the items that `prepare` returned, by name.
+            dedup: function from an item's name to its deduplication.
+            compression: compression of the stored chunks; None without.
+            memory: host memory that the copies may use.
 
         Raises:
             PolicyError: the copies exceed the limit.
@@ -127,7 +127,7 @@ class HostTrees(Mapping[str, HostTree]):
 
     @property
     def staging(self) -> StagingKind:
-        """Way in which the arrays reach the host."""
+        """How the arrays reach the host, see `SaveHandle.staging`."""
         if self._staging is None:
             return "views"
         return "snapshot" if self.waves == 1 else "waves"
@@ -142,9 +142,9 @@ class HostTrees(Mapping[str, HostTree]):
             self._staging.end(error)
 
     def describe(self) -> None:
-        """Compute the descriptions of the leaves, and drop the caller's leaves.
+        """Compute the descriptions of the leaves, and drop the references to the caller's leaves.
 
-        A second caller waits, as the item writers may start while this runs.
+        A thread that calls this while another does waits for it; later calls do nothing.
         """
         with self._describing:
             self._describe()
@@ -189,17 +189,17 @@ class HostTrees(Mapping[str, HostTree]):
 
 
 def _proven(dedup: Dedup, item: PreparedTree) -> frozenset[str]:
-    """Return the paths of leaves that certainly equal what the last step stored.
+    """Return the paths of leaves whose values certainly equal those of the last step.
 
-    On CPU, identity with the last step's array proves nothing: an array may share NumPy's memory
-    (`jax.device_put`, `from_dlpack`), to which its owner can write.
+    On CPU, being the same array object proves nothing: the array may share memory with a NumPy
+    array (`jax.device_put`, `from_dlpack`), which the caller can change.
     """
     same = frozenset() if on_host() else dedup.same(item.leaves)
     return same | item.deferred.keys()
 
 
 def _digestible(item: str, leaves: Mapping[str, Any], dedup: Dedup) -> dict[str, list[DeviceShard]]:
-    """Return the places of leaves that devices may digest in later saves, if unchanged."""
+    """Return device, shape and dtype of the shards of leaves that later saves may digest."""
     if on_host():
         return {}
     return {
@@ -213,9 +213,9 @@ class _Copies(NamedTuple):
     """Arrays that a save copies into kept buffers.
 
     Attributes:
-        views: (item, path) of those that are on the host already.
-        boxes: (item, path, number) of boxes of the others.
-        nbytes: of all.
+        views: (item, path) of the arrays that are kept as views.
+        boxes: (item, path, number of the box) of the other arrays' boxes.
+        nbytes: bytes of all copies.
     """
 
     views: list[tuple[str, str]]
@@ -224,15 +224,15 @@ class _Copies(NamedTuple):
 
 
 def copies_of(items: Mapping[str, PreparedTree], dedup: Callable[[str], Dedup]) -> _Copies:
-    """Return what `HostTrees` copies of these items, if it is given buffers.
+    """Return the arrays of these items that `HostTrees` copies into buffers, if it has any.
 
-    That is all NumPy arrays, since their owner may write to them, and those JAX arrays that would
-    take long to copy when donated: large ones in host memory that must be written. For what the
-    last step stored, a view is held until it is certain that nothing must be written.
+    These are all NumPy arrays, since the caller may change them, and large JAX arrays in host
+    memory, since XLA would take long to copy them when they are donated. Arrays of the last step
+    are not among them: most likely they need not be written.
 
     Args:
-        items: from `prepare`.
-        dedup: returns an item's state of deduplication over the saves of the run.
+        items: the items that `prepare` returned, by name.
+        dedup: function from an item's name to its deduplication.
     """
     donated_late = on_host()  # arrays from other devices are copies already
     views, boxes, sizes = [], [], []
@@ -258,7 +258,14 @@ def _with_copies(
     buffers: HostBuffers,
     left: Collection[tuple[str, str]],
 ) -> tuple[dict[str, PreparedTree], dict[str, dict[str, HostArray]]]:
-    """Return the items with copies in place of views, and their other arrays."""
+    """Copy arrays into buffers; return the items with copies as their views, and other arrays.
+
+    Args:
+        items: the items that `prepare` returned, by name.
+        copied: the arrays to copy.
+        buffers: memory for the copies.
+        left: (item, path) of leaves that come in waves, which get no boxes here.
+    """
     waited = _waited(items, left, copied=False)
     views = {name: dict(item.views) for name, item in items.items()}
     copies = iter(
@@ -280,7 +287,10 @@ def _with_copies(
 def _waited(
     items: Mapping[str, PreparedTree], left: Collection[tuple[str, str]], *, copied: bool = True
 ) -> dict[str, dict[str, HostArray]]:
-    """Return, by item and path, the arrays without a view; those in `left` without boxes."""
+    """Wait for the arrays that have no view and return them, by item and path.
+
+    Those whose (item, path) is in `left` are returned without boxes, and are not waited for.
+    """
     return {
         name: item.transfers.wait(
             copied=copied, without={path for owner, path in left if owner == name}
@@ -290,7 +300,7 @@ def _waited(
 
 
 def _arrays(name: str, item: PreparedTree, waited: Mapping[str, HostArray]) -> dict[str, HostArray]:
-    """Return what is stored of an item, in the order of its leaves."""
+    """Return the stored arrays of an item by path, in the order of its leaves."""
     columns = is_read_by_columns(name)
     others = {**waited, **{path: leaf.outline() for path, leaf in item.deferred.items()}}
     return {

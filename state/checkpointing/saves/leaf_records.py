@@ -24,7 +24,7 @@ Spec = tuple[str | tuple[str, ...] | None, ...]
 def kinds_of_leaves(
     items: Mapping[str, PreparedTree],
 ) -> list[tuple[str, str, tuple[int, ...], str]]:
-    """Return (item, path, shape, dtype) of all leaves, which must agree on all processes."""
+    """Return (item, path, shape, dtype) of all leaves, which must be equal on all processes."""
     return [
         (name, path, tuple(np.shape(leaf)), _dtype_of(leaf))
         for name, item in items.items()
@@ -38,7 +38,14 @@ def leaf_records(
     arrays: Mapping[str, HostArray],
     compression: Compression | None,
 ) -> list[LeafRecord]:
-    """Return the record of each leaf, without digests; without shards if no array is stored."""
+    """Return the manifest's record of each leaf of an item; `with_digests` adds the digests.
+
+    Args:
+        name: the item's name.
+        item: the item that `prepare` returned.
+        arrays: the stored arrays, by path; a leaf without one gets a record without chunks.
+        compression: compression of the stored chunks; None without.
+    """
     packed = {
         path: packed_axis(form.shape, arrays[path].shape)
         for path, form in item.forms.items()
@@ -67,11 +74,11 @@ def leaf_records(
 def with_digests(
     records: Iterable[LeafRecord], shards: Mapping[tuple[str, str], Iterable[PlacedShard]]
 ) -> tuple[LeafRecord, ...]:
-    """Return the records of all leaves with their digests.
+    """Return the records of leaves with their digests.
 
     Args:
-        records: of all leaves.
-        shards: of the leaves that have any, by item and path.
+        records: records of all leaves.
+        shards: the shards of each leaf that has any, by (item, path).
     """
     return tuple(
         record.model_copy(
@@ -82,7 +89,7 @@ def with_digests(
 
 
 def _total(shards: Iterable[PlacedShard]) -> int:
-    """Return the digest of a leaf."""
+    """Return the digest of a leaf as a number: the total of the digests of its shards' chunks."""
     digests = [shard.digests.reshape(-1) for shard in shards]
     return total(np.concatenate(digests)) if len(digests) > 1 else sum(map(total, digests))
 

@@ -1,7 +1,8 @@
 """Listeners for durable steps: functions that installed packages register.
 
-A package names them in the entry point group `cairn.durable_steps`. A thread of their own calls
-them one after the other; no save or training step waits for it. They are hints: the store has all.
+A package registers a listener in the entry point group `cairn.durable_steps`. A background thread
+calls all listeners, one after the other; neither saves nor training wait for it. Calls can get
+lost: to be sure of a run's steps, read them from the store.
 """
 
 import atexit
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 GROUP: Final = "cairn.durable_steps"
 
 Listener = Callable[[str, int, int], None]
-"""Function of a run's URI, a step that has become durable, and the step's attempt."""
+"""Function that is called with a run's URI, a step that is now durable, and the step's attempt."""
 
 _KEPT: Final = 1000
 """Length of the queue; when it is full, further steps are dropped."""
@@ -63,8 +64,8 @@ _lock = threading.Lock()
 
 
 def publish(run: str, step: int, attempt: int) -> None:
-    """Queue a durable step for the listeners; returns at once."""
-    with _lock:  # by process: a forked child has no such thread
+    """Queue a durable step for the listeners and return at once."""
+    with _lock:  # one per process: a forked child lacks its parent's thread
         publisher = _publishers.get(os.getpid())
         if publisher is None:
             publisher = _publishers[os.getpid()] = _Publisher()

@@ -1,7 +1,7 @@
 """Growth of XLA's pinned memory before the first save: XLA pins at 2 GB/s. Imports JAX.
 
-XLA keeps pinned memory in its pool as long as the process lives, and a copy to pinned memory from
-the pool runs at the speed of the link. See ADR 0051.
+XLA keeps pinned memory in a pool until the process ends; copies to memory from this pool run at the
+speed of the link between device and host. See ADR 0051.
 """
 
 import logging
@@ -30,7 +30,7 @@ class PinnedWarmup:
         """Start the thread.
 
         Args:
-            arrays: like those that will be saved.
+            arrays: arrays of the shapes, dtypes and shardings that will be saved.
             budget: maximum bytes to pin.
         """
         self._ends = threading.Event()
@@ -57,7 +57,7 @@ class PinnedWarmup:
             budget -= nbytes
             place = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
             try:
-                # Keep all until the last is there: XLA would reuse a freed one, and not grow.
+                # Keep all allocations: XLA would reuse a freed one, and its pool would not grow.
                 pinned.append(jax.block_until_ready(jax.device_put(np.empty(nbytes, "u1"), place)))
                 record_pinned(sum(copy.nbytes for copy in pinned))
             except jax.errors.JaxRuntimeError as exc:

@@ -1,6 +1,6 @@
-"""Checked arguments of a save: what it stores, and its arrays, ready to be staged.
+"""Check of a save's arguments, and preparation of its arrays for staging.
 
-All errors in the call itself are found here, before anything is written. Imports JAX.
+All errors in the arguments are found here, before anything is written. Imports JAX.
 """
 
 import json
@@ -52,7 +52,7 @@ _RESERVED_ITEMS: Final = frozenset(
     {META_ITEM, "metrics", "descriptor", "default", "auto"}
     | {COMMIT_FILE, INDEX_FILE, "orbax.checkpoint"}
 )
-"""Item names with another meaning to Orbax or Cairn; so have all that begin with "_"."""
+"""Item names that Orbax or Cairn use otherwise. Names that begin with "_" are reserved, too."""
 
 
 _NBYTES: Final = operator.attrgetter("nbytes")
@@ -60,18 +60,18 @@ _NBYTES: Final = operator.attrgetter("nbytes")
 
 @dataclass(frozen=True, kw_only=True)
 class Save:
-    """Content of a save, without arrays, so that the caller's may be freed.
+    """Content of a save without its arrays, so that it keeps none of the caller's in memory.
 
     Attributes:
-        step: step number.
-        names: of all items, including the JSON item.
+        step: the step's number.
+        names: names of all items, including the JSON item.
         nbytes: bytes of all arrays, on all processes; typed PRNG keys do not count.
-        meta: the item of JSON.
+        meta: content of the JSON item.
         iterators: the states of this process's iterators, by name.
         model: description of the model, for the manifest.
         annotation: labels and metrics as stored, if any.
         assets: small files by name.
-        compression: of the stored chunks.
+        compression: compression of the stored chunks; None without.
     """
 
     step: int
@@ -86,15 +86,15 @@ class Save:
 
 
 class PreparedTree(NamedTuple):
-    """Tree whose arrays are on their way to the host.
+    """Tree of a save whose arrays are ready to be staged. All mappings are by path.
 
     Attributes:
-        leaves: as the caller passed them, by path.
-        views: those that are on the host already.
-        forms: of those that are stored in another form.
-        transfers: the others that have elements, in their stored form.
-        deferred: those that the last step has, to be linked.
-        digests: of those unchanged so far, computed on devices.
+        leaves: the leaves as the caller passed them.
+        views: views of the leaves that are in host memory already.
+        forms: stored forms of the leaves that are converted.
+        transfers: transfers of the other leaves that have elements, in their stored form.
+        deferred: leaves that equal the last step's and are to be linked.
+        digests: device digests of the leaves that did not change in earlier saves.
     """
 
     leaves: Mapping[str, Any]
@@ -113,18 +113,20 @@ def prepare(
     plan: TreePlan,
     dedup: Callable[[str], Dedup],
 ) -> tuple[Save, dict[str, PreparedTree]]:
-    """Check the arguments of a save; return what it stores, and its arrays by item, not copied.
+    """Check the arguments of a save; return its content, and its trees by item, not copied yet.
 
-    `plan` caches the trees of the previous save, and `dedup` returns an item's state of
-    deduplication over the saves of the run; other args as in `Checkpointer.save`.
+    Args:
+        step: the step's number.
+        items: the items, as for `Checkpointer.save`.
+        options: the options of `Checkpointer.save`.
+        plan: cache of the structure of the previous save's trees.
+        dedup: function from an item's name to its deduplication.
 
     Raises:
-        InvalidURIError: a step or an item's name that can't be used.
-        UnsupportedLeafError: leaves, keys or states of iterators that can't be stored; all are
-            listed.
-        UnsupportedFormatError: an argument of another type, `meta` or the model's config that is
-            not JSON, labels that are no text, metrics that are no numbers, or an unknown
-            `compression`.
+        InvalidURIError: the step or an item's name can't be used.
+        UnsupportedLeafError: leaves, keys or states of iterators can't be stored; all are listed.
+        UnsupportedFormatError: an argument has a wrong type, `meta` or the model's config is not
+            JSON, a label is no text, a metric is no number, or `compression` is unknown.
     """
     number = check_step(step)
     compression, model = options.compression, options.model
@@ -180,7 +182,7 @@ def prepare(
         model = model.model_copy(update={"config": config})
     assets = checked_assets(options.assets)
     states = capture_states(options.iterators)
-    # Last: after this no argument can be refused.
+    # All arguments are checked now; no error in them can follow.
     prepared = {
         name: PreparedTree(
             flat[name],
@@ -215,10 +217,10 @@ def _digests(
     """Start device digests of the leaves that have not changed so far.
 
     Args:
-        item: its name.
-        leaves: of it, by path.
-        earlier: state of deduplication of the item.
-        same: paths of the leaves that are the last step's arrays themselves.
+        item: the item's name.
+        leaves: the item's leaves, by path.
+        earlier: the item's deduplication.
+        same: paths of the leaves that are the very array objects of the last step.
     """
     watched = earlier.watched
     if on_host() or not watched:
@@ -239,7 +241,7 @@ def _digests(
 
 
 def may_be_digested(leaf: Any) -> bool:
-    """Return True if a device can compute the leaf's digest where it lies."""
+    """Return True if the devices that hold a leaf can compute its digest."""
     return (
         isinstance(leaf, jax.Array)
         and leaf.size > 0
@@ -250,24 +252,27 @@ def may_be_digested(leaf: Any) -> bool:
 
 
 def shards_here(item: str, leaf: jax.Array) -> list[int]:
-    """List the indices of the shards of which this process writes something."""
+    """Return the numbers of the device shards, as in `addressable_data`, that this process writes.
+
+    A shard counts if this process writes any box of it.
+    """
     boxes = array_layout(leaf, columns=is_read_by_columns(item)).boxes
     return sorted({box.shard for box in boxes})
 
 
 def places_of(leaf: jax.Array, shards: Iterable[int]) -> list[DeviceShard]:
-    """List the places of shards; works for donated arrays, too."""
+    """Return device, shape and dtype of these shards; works for donated arrays, too."""
     devices: list[Any] = [*leaf.sharding.addressable_devices_indices_map(leaf.shape)]
     shape, dtype = leaf.sharding.shard_shape(leaf.shape), np.dtype(leaf.dtype).name
     return [DeviceShard(devices[number], shape, dtype) for number in shards]
 
 
 def _may_wait(leaf: jax.Array) -> bool:
-    """Return True if a leaf to be linked is better deferred than held as a view.
+    """Return True if a leaf that equals the last step's should be deferred, not kept as a view.
 
-    Those are leaves outside of host memory, and leaves whose stored form must be computed; the
-    latter only with one process, as several would have to compute it together. On CPUs only
-    integers below a byte count: NumPy has no view of them.
+    True for leaves on devices other than CPUs. If the leaf is converted for storage, True only in a
+    job of one process, as several would have to convert it together, and on CPUs only for integers
+    smaller than a byte, of which NumPy has no view.
     """
     if is_key_dtype(leaf.dtype):
         return False

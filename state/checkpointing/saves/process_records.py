@@ -1,7 +1,7 @@
 """Records of what each process wrote of a step, from which process 0 makes one index.
 
-With several processes, each leaves a record in the step's folder. Process 0 reads and removes them
-before the step is committed. With one process there are none.
+In a job of several processes, each process except process 0 writes a record into the step's folder.
+Process 0 reads and removes the records before the step is committed.
 """
 
 import base64
@@ -34,11 +34,11 @@ class WrittenShard(NamedTuple):
 
     Attributes:
         path: the leaf's path.
-        ref: its location; the file is named from the tree's folder.
-        origin: index of its first element in the leaf.
-        digests: of its chunks.
-        fingerprints: of its chunks, in the process that wrote it; None if only the leaf's identity
-            can show that it is unchanged.
+        ref: the shard's location; the file's name is relative to the tree's folder.
+        origin: index in the leaf of the shard's first element.
+        digests: digests of the shard's chunks.
+        fingerprints: fingerprints of the shard's chunks, by which the next save sees that they did
+            not change; None if none were computed, or another process wrote the shard.
     """
 
     path: str
@@ -52,8 +52,8 @@ class ProcessRecord(NamedTuple):
     """Files and shards of a tree that one process wrote.
 
     Attributes:
-        files: all of its files, named from the tree's folder.
-        shards: by their key in the tree's database.
+        files: all files; their names are relative to the tree's folder.
+        shards: the shards, by their key in the tree's database.
     """
 
     files: Sequence[StoredFile]
@@ -61,16 +61,18 @@ class ProcessRecord(NamedTuple):
 
 
 class _Columns(BaseModel):
-    """Encoded `ProcessRecord`, in columns of little-endian base 64, as there may be many rows.
+    """JSON form of a `ProcessRecord`, compact for many shards.
+
+    Each column but the first three is base64 of little-endian uint64 numbers.
 
     Attributes:
-        files: all of its files.
-        paths: of the leaves.
-        keys: of each shard.
-        leaf, file: of each shard, as indices into `paths` and `files`.
-        offset, length: of each shard in its file.
-        rank, origin: number of axes of each shard, and its first index along each axis.
-        chunks, digests: number of chunks of each shard, and the digests of all in order.
+        files: all files.
+        paths: paths of the leaves.
+        keys: key of each shard.
+        leaf, file: leaf and file of each shard, as indices into `paths` and `files`.
+        offset, length: byte range of each shard in its file.
+        rank, origin: number of axes of each shard, and its first index along each of them.
+        chunks, digests: number of chunks of each shard, and the digests of all chunks in order.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -144,16 +146,20 @@ class _StepRecord(Record):
 
 
 def records_to_bytes(records: Mapping[str, ProcessRecord]) -> bytes:
-    """Encode the record for process 0 of what this process wrote, by item."""
+    """Return the content of this process's record file.
+
+    Args:
+        records: what this process wrote, by item.
+    """
     items = {name: _Columns.of(record) for name, record in records.items()}
     return _StepRecord(items=items).to_bytes()
 
 
 def parse_records(data: bytes, path: object) -> dict[str, ProcessRecord]:
-    """Decode what `records_to_bytes` encoded.
+    """Return the records, by item, from the result of `records_to_bytes`.
 
     Raises:
-        UnsupportedFormatError, CorruptionError: it is not that.
+        UnsupportedFormatError, CorruptionError: `data` is no such record.
     """
     record = _StepRecord.parse(data, path)
     return {name: columns.record() for name, columns in record.items.items()}
@@ -165,16 +171,16 @@ def record_file(process: int) -> str:
 
 
 def read_records(folder: StoreURI, processes: Sequence[int]) -> list[dict[str, ProcessRecord]]:
-    """Read what these processes wrote of a step, by item.
+    """Return what these processes wrote of a step: for each process, its records by item.
 
     Args:
-        folder: the step's.
-        processes: those that have written their records.
+        folder: the step's folder.
+        processes: the processes, which must have written their records.
 
     Raises:
-        SaveError: one has left no record.
-        UnsupportedFormatError, CorruptionError: a record is not what was written.
-        StoreUnavailableError: the store gives no answer.
+        SaveError: a process has written no record.
+        UnsupportedFormatError, CorruptionError: a record can't be read.
+        StoreUnavailableError: the store does not respond.
     """
     names = [record_file(process) for process in processes]
     objects = ObjectStore(folder, patient=True).read_many(names)
@@ -197,6 +203,6 @@ def remove_records(folder: StoreURI, processes: Sequence[int]) -> None:
     """Remove the records of these processes.
 
     Raises:
-        StoreUnavailableError: the store gives no answer.
+        StoreUnavailableError: the store does not respond.
     """
     ObjectStore(folder, patient=True).delete_many(map(record_file, processes))

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 _called: ContextVar[list[float] | None] = ContextVar("cairn_save_called", default=None)
-"""Start of the call that is about to save, on the clock of `time.monotonic`. A list, which the save
-or the end of the call empties: tasks that inherited the context may outlive the call."""
+"""Start of the call that will save, by `time.monotonic`, as a list with one number. The save, or
+the end of the call, empties the list, so that tasks which copied the context don't use it later."""
 
 
 @contextmanager
@@ -49,20 +49,24 @@ def call_of_save() -> Iterator[None]:
 
 
 def pop_call_time() -> float:
-    """Return the start of the current call, on the clock of `time.monotonic`; for one save only."""
+    """Return when the call that saves began, by `time.monotonic`; now if none was marked.
+
+    Only the first call within `call_of_save` returns the marked time.
+    """
     began = _called.get()
     return began.pop() if began else time.monotonic()
 
 
 class SaveState(StrEnum):
-    """State of a save. All but "saving" are final.
+    """State of a save. All states except "saving" are final.
 
-    saving: under way.
-    durable: data synced, Orbax committed, manifest published.
-    failed: it began and did not become durable; `SaveHandle.error` has the reason.
-    superseded: left out because another save was under way, as the save policy asked.
-    refused: it did not begin; the call raised.
-    skipped: left out because the caller said so (`enable=False`).
+    saving: the save is under way.
+    durable: data is synced, Orbax has committed, the manifest is published.
+    failed: the save began and failed; `SaveHandle.error` has the reason.
+    superseded: nothing was saved: an earlier save was under way, and the policy's `when_busy` is
+        "supersede".
+    refused: the save did not begin, and the call raised.
+    skipped: nothing was saved, as the caller passed `enable=False`.
     """
 
     SAVING = "saving"
@@ -81,16 +85,16 @@ class SaveHandle:
 
     Attributes:
         step: the step being saved.
-        attempt: the attempt it is written in; 0 if nothing is written.
-        uri: the step's folder, an ordinary Orbax checkpoint once durable; the run's if nothing is
-            written.
-        blocked_seconds: how long the call blocked its caller: the call of the state, of the saver,
-            of the manager, or of `Checkpointer.save`.
-        nbytes: bytes of the arrays, where known.
-        staging: how arrays reached the host: as "views" of host memory, a "snapshot" of all at
-            once, or in "waves".
-        waves: number of waves; all but the last were written before `save` returned.
-        reason: reason for the save, if a policy decided.
+        attempt: the attempt that the step is written in; 0 if nothing is written.
+        uri: the step's folder, which is an ordinary Orbax checkpoint once durable; the run's folder
+            if nothing is written.
+        blocked_seconds: seconds that the caller was blocked by its call: of `save_state`, of a
+            saver, of the manager, or of `Checkpointer.save`.
+        nbytes: bytes of the arrays; 0 if unknown.
+        staging: how the arrays reached the host: as "views" of host memory, in a "snapshot" of all
+            at once, or in "waves".
+        waves: number of waves; all except the last were written before `save` returned.
+        reason: the policy's reason for the save; None if no policy decided.
     """
 
     def __init__(self, *, step: int, attempt: int, uri: StoreURI) -> None:
@@ -123,17 +127,17 @@ class SaveHandle:
 
     @property
     def done(self) -> bool:
-        """True once the save is no longer under way, whatever its outcome."""
+        """True once the save has ended, whatever its outcome."""
         return self._state is not SaveState.SAVING
 
     @property
     def error(self) -> BaseException | None:
-        """Error of a failed or refused save; None while it runs and once it is durable."""
+        """Error of a failed or refused save; None in all other states."""
         return self._error
 
     @property
     def superseded_by(self) -> int | None:
-        """Step whose running save superseded this one; None otherwise."""
+        """Step whose running save superseded this one; None if the state is not "superseded"."""
         return self._superseded_by
 
     @property
@@ -147,12 +151,12 @@ class SaveHandle:
         Returns at once for a superseded or skipped save; see `state`.
 
         Args:
-            timeout: seconds; None waits without a limit.
+            timeout: maximum seconds to wait; None for no limit.
 
         Raises:
-            SaveError: the save failed (`StoreFullError` if for lack of space).
-            FencedError: a later attempt took the run over; the step is not listed.
-            TimeoutError: it still runs after `timeout` seconds.
+            SaveError: the save failed; `StoreFullError` if the store has no space left.
+            FencedError: another writer took the run over; the step is not listed.
+            TimeoutError: the save still runs after `timeout` seconds.
         """
         if not self.ended(timeout):
             raise TimeoutError(
@@ -164,25 +168,25 @@ class SaveHandle:
             raise _without_traceback(self._error)
 
     def ended(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds; return True if the save is no longer under way.
+        """Wait at most `timeout` seconds (None: no limit); return True if the save has ended.
 
-        A failure raises nothing: see `state` and `error`.
+        Does not raise if the save failed: see `state` and `error`.
         """
         if self._callback_thread == threading.get_ident():
             return True  # a `when_done` callback must not wait for itself
         return self._finished.wait(timeout)
 
     def join(self) -> None:
-        """Wait without a limit; raise an error only if no call has raised it yet."""
+        """Wait until the save ends; raise its error only if no call has raised that yet."""
         self.ended()
         if not self._reported:
             self.wait()
 
     def when_done(self, call: Callable[["SaveHandle"], None]) -> None:
-        """Call `call` with this handle when the save ends, before waiting threads wake.
+        """Call `call` with this handle when the save ends, before `wait` returns in any thread.
 
-        At once if it has ended; else in the thread that ends it. An exception from `call` is only
-        logged.
+        If the save has ended, it is called at once; else in the thread that ends the save. An
+        exception that it raises is only logged.
         """
         with self._lock:
             if not self.done:
@@ -194,7 +198,7 @@ class SaveHandle:
         """Mark the save as durable, or as failed with `error`.
 
         Returns:
-            False if it had ended already, for example by `abandon`: then nothing changes.
+            False if the save had ended already, for example by `abandon`; then nothing changes.
         """
         return self._end(SaveState.DURABLE if error is None else SaveState.FAILED, error)
 
@@ -205,12 +209,15 @@ class SaveHandle:
     def abandon(self, reason: str) -> bool:
         """Give up on a save that is still under way: it counts as failed from now on.
 
-        Its writes go on for as long as the process lives, but it no longer publishes its manifest,
-        so the step will not be listed. If the manifest is being written just now, the run's next
-        save supersedes the step.
+        Its writes go on while the process lives, but it does not publish its manifest, so the step
+        will not be listed. If the manifest is just being written, the step may be listed; the run's
+        next save then supersedes it.
+
+        Args:
+            reason: text for the error.
 
         Returns:
-            False if it had ended already.
+            False if the save had ended already; then nothing changes.
         """
         error = SaveError(
             "the save was abandoned",
@@ -246,7 +253,7 @@ class SaveHandle:
 
 
 def superseded_save(*, step: int, uri: StoreURI, by: int) -> SaveHandle:
-    """Return the handle of a save that was left out while the save of step `by` ran."""
+    """Return the handle of a step that was not saved because the save of step `by` was running."""
     handle = SaveHandle(step=step, attempt=0, uri=uri)
     handle._end(SaveState.SUPERSEDED, None, by)
     return handle
@@ -260,7 +267,10 @@ def refused_save(*, step: int, uri: StoreURI, error: BaseException) -> SaveHandl
 
 
 def _without_traceback(error: BaseException) -> BaseException:
-    """Return an error without the traceback of its last raise, to be raised again."""
+    """Return an error to raise again, without the traceback of the last time it was raised.
+
+    An error that is no StorageError is replaced by a SaveError.
+    """
     if not isinstance(error, StorageError):
         error = SaveError("the save failed", found=error)
     return error.with_traceback(None)

@@ -49,23 +49,23 @@ _PACKAGES: Final = (
 )
 
 _REMOVAL_SECONDS: Final = 10.0
-"""Seconds to try to remove a failed save's files."""
+"""Maximum seconds to spend on removing a failed save's files from an object store."""
 
 
 @dataclass(frozen=True)
 class SaveJob:
-    """Save whose arrays are staged.
+    """Background work of a save whose arrays are staged.
 
     Attributes:
-        handle: what the caller waits on.
-        save: what is stored.
+        handle: handle of the save, for the caller.
+        save: content of the save without arrays.
         items: the trees, by name.
-        write: writes the step.
-        objects: the run's objects.
-        writer: holds the attempt that this writes in.
+        write: the write of the step.
+        objects: the run's small objects.
+        writer: the run's writer, which has the attempt to write in.
         clock: returns the current time in UTC.
         by: id of the writer.
-        dedup_sources: of the files of the previous step.
+        dedup_sources: the steps that wrote the data files of the previous step.
     """
 
     handle: SaveHandle
@@ -94,7 +94,8 @@ class SaveJob:
             error = failure(exc, handle.uri)
             self.items.end(error)
             _let_go(exc)
-            # Others may still wait in `result`; after it they wait in `share_outcome` instead.
+            # Processes that wait in `result` need this report. Those that have returned from it
+            # wait in `share_outcome`.
             if written is None:
                 background.report_failure(key, error)
         try:
@@ -110,7 +111,7 @@ class SaveJob:
             if written is None:
                 _remove_leftovers(self.objects, handle, self.write)
             else:
-                # The failure may be due to a file that was linked: write all anew next time.
+                # A linked file may have caused the failure: the next save links none.
                 for item in self.items.values():
                     item.dedup.forget()
         handle.finish(error)
@@ -149,7 +150,7 @@ class SaveJob:
             objects=objects,
             origins=self.dedup_sources.of(names),
         )
-        # The index before the manifest: a crash in between leaves the step unlisted.
+        # The index is written before the manifest: a crash in between leaves the step unlisted.
         self.writer.publish(
             indexed, self.save.annotation, before=lambda: self.objects.write(name, data)
         )
@@ -157,7 +158,7 @@ class SaveJob:
 
 
 def _files_of(written: Mapping[str, WrittenTree]) -> Iterator[StoredFile]:
-    """Yield the files of all items, named from the step's folder."""
+    """Yield the files of all items, with names relative to the step's folder."""
     for name, tree in written.items():
         for record in tree.records:
             for file in record.files:
@@ -165,7 +166,7 @@ def _files_of(written: Mapping[str, WrittenTree]) -> Iterator[StoredFile]:
 
 
 def _shards_of(written: Mapping[str, WrittenTree]) -> dict[tuple[str, str], list[PlacedShard]]:
-    """Return the shards of all leaves, by item and path; files named from the step's folder."""
+    """Return the shards of all leaves, by (item, path); file names are relative to the step's."""
     placed: dict[tuple[str, str], list[PlacedShard]] = {}
     for name, tree in written.items():
         for record in tree.records:
@@ -190,11 +191,11 @@ def _let_go(error: BaseException | None) -> None:
 
 
 def _remove_leftovers(objects: ObjectStore, handle: SaveHandle, write: StepWrite) -> None:
-    """Free the space of a save that Orbax did not commit, which nobody will read.
+    """Remove the files of a save that failed, to free their space.
 
-    Removes only what this save wrote: others may have files in the same place, or may have put them
-    there since. With several processes the others may still be writing: `cairn gc` removes those
-    leftovers.
+    Only files that this save wrote are removed: other programs may have files in the same folder.
+    In a job of several processes nothing is removed, as others may still write; `cairn gc` removes
+    these files later.
     """
     if jax.process_count() > 1 or not write.begun or write.given_up:
         return
@@ -215,7 +216,10 @@ def _remove_leftovers(objects: ObjectStore, handle: SaveHandle, write: StepWrite
 
 
 def failure(exc: BaseException, path: object) -> StorageError:
-    """Convert an error to what a failed save raises: a SaveError, or the FencedError itself."""
+    """Return the error that a failed save raises: a SaveError about `exc`, or a FencedError.
+
+    If `exc` is a SaveError or a FencedError, it is returned itself.
+    """
     error = translate_error(exc, path=path)
     if not isinstance(error, SaveError | FencedError):
         error = SaveError(
@@ -231,7 +235,7 @@ def failure(exc: BaseException, path: object) -> StorageError:
 
 
 def job_environment() -> dict[str, Any]:
-    """Return versions, host and devices of this job, which tell later where a step came from."""
+    """Return versions, host and devices of this job, for the record of where a step was saved."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -245,7 +249,7 @@ def job_environment() -> dict[str, Any]:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    """Return the versions of installed packages, cached: each look-up takes a millisecond."""
+    """Return the versions of `_PACKAGES`; cached, as each query takes a millisecond."""
     versions: dict[str, str] = {}
     for package in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):

@@ -1,7 +1,7 @@
 """Log lines and Prometheus metrics for the outcome of every save.
 
-The logger "cairn.save" gets one line for each outcome, as key=value. The metrics are in
-prometheus_client's default registry; nothing here serves them.
+Each outcome is one line of the logger "cairn.save", as key=value. The metrics are in
+prometheus_client's default registry; to serve them is up to the job.
 """
 
 import json
@@ -45,10 +45,10 @@ _KEPT_AS: Final = "_cairn_save_metrics"
 
 
 def _metrics() -> SimpleNamespace:
-    """Return the metrics, created with the first recorded save.
+    """Return the metrics; the first call creates and registers them.
 
-    A registry takes each name once, and this module may be imported again, or by several threads at
-    once. So the registry object itself keeps them, and whoever sets them first registers them.
+    Prometheus refuses to register a name twice, but this module may be imported again, or called by
+    several threads at once. That is why the metrics are kept as an attribute of the registry.
     """
     from prometheus_client import REGISTRY
 
@@ -64,7 +64,7 @@ def _metrics() -> SimpleNamespace:
 
 
 def _new_metrics() -> SimpleNamespace:
-    """Create the metrics, in no registry yet."""
+    """Return new metrics, which are not registered yet."""
     from prometheus_client import Counter, Gauge, Histogram
 
     return SimpleNamespace(
@@ -110,7 +110,7 @@ def _new_metrics() -> SimpleNamespace:
 
 
 def prepare_metrics() -> None:
-    """Create the metrics now, so that the first save need not. May be called repeatedly."""
+    """Create the metrics if they do not exist, so that the first save takes no time for it."""
     _metrics()
 
 
@@ -121,9 +121,9 @@ def record_started(handle: SaveHandle) -> None:
 
 
 def record_outcome(handle: SaveHandle) -> None:
-    """Record the outcome of a save that has ended; once per save, however often it is called.
+    """Record the outcome of a save that has ended; further calls for the save do nothing.
 
-    Pass it to `SaveHandle.when_done`.
+    Made for `SaveHandle.when_done`.
     """
     if not handle.done or not _is_new(handle, _ended):
         return
@@ -153,10 +153,10 @@ def record_outcome(handle: SaveHandle) -> None:
 
 
 def record_refusal(error: BaseException, *, step: int, uri: StoreURI) -> SaveHandle:
-    """Record that a save raised instead of beginning; once per error and step.
+    """Record that a save did not begin because of `error`; once per error and step.
 
     Returns:
-        The handle of the refused save, which the error then carries as its attribute `save`.
+        The handle of the refused save, which is also set as the error's attribute `save`.
     """
     refused = vars(error).get("save")
     if isinstance(refused, SaveHandle) and (refused.step, refused.uri) == (step, uri):
@@ -168,14 +168,14 @@ def record_refusal(error: BaseException, *, step: int, uri: StoreURI) -> SaveHan
 
 
 def record_dedup(*, shared: int, verified: int) -> None:
-    """Record the bytes of newly shared files, and of those that were read to verify them."""
+    """Count the bytes of files that a save linked, and of those that it read to verify them."""
     metrics = _metrics()
     metrics.shared.inc(shared)
     metrics.verified.inc(verified)
 
 
 def record_damage(file: StoreURI, *, expected: str, found: str) -> None:
-    """Record that a file of an earlier step is damaged; this save does not use it."""
+    """Count and log a damaged file of an earlier step, which a save refused to link."""
     _metrics().damaged.inc()
     fields = {"file": str(file), "expected": expected, "found": found}
     advice = "Verify the steps that have this file; the values are written anew."
@@ -214,7 +214,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _line(fields: dict[str, Any]) -> str:
-    """Format as key=value; text with blanks or quotes is quoted as in JSON."""
+    """Return fields as "key=value ..."; values with blanks, quotes or "=" are quoted as in JSON."""
     return " ".join(f"{key}={_text(value)}" for key, value in fields.items() if value is not None)
 
 

@@ -1,4 +1,4 @@
-"""Options of a save, which its layers pass on whole."""
+"""Options of a save as one object, which the layers of a save pass on."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ __all__ = ["SaveOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class SaveOptions:
-    """Options of `Checkpointer.save`, which describes each."""
+    """Options of `Checkpointer.save`; its docstring describes each."""
 
     meta: Mapping[str, Any] = field(default_factory=dict)
     iterators: Mapping[str, Any] | None = None

@@ -1,10 +1,10 @@
-"""Copies of arrays to the host (staging), in waves that fit the granted memory.
+"""Copies of arrays to the host (staging), in waves that fit a limit of host memory.
 
-A pure function groups what must be copied (from accelerators, and of NumPy arrays) into waves. The
-caller of a save copies a wave, the writers write and free it, and only then the next wave is
-copied: the caller waits until the last one is copied, and may donate from then on. If all fits
-there is one wave; on GPUs the caller does not even wait for that: its copies to pinned memory are
-dispatched, and the writers wait for them. Imports JAX. See ADR 0044 and 0051.
+`plan_waves` groups the arrays that must be copied into waves. The thread that called `save` copies
+a wave, the writers write it and free its memory, then the next wave is copied. `save` returns once
+the last wave is copied; the caller may donate the arrays from then on. If all arrays fit, there is
+one wave. On GPUs the caller does not wait for the copies to pinned memory; the writers do. Imports
+JAX. See ADR 0044 and 0051.
 """
 
 import functools
@@ -35,23 +35,23 @@ __all__ = [
 ]
 
 _OF_UPLOADS: Final = 4
-"""Divisor: this share of the granted memory is for uploads, if waves could use it all."""
+"""Divisor: if the waves could use all memory, one part in this many is kept for uploads."""
 
 HostBoxes = Mapping[str, tuple[HostBox, ...]]
-"""Parts of an item's leaves, by path."""
+"""Boxes of an item's leaves, by path."""
 
 CopiedBoxes = Mapping[str, tuple[HostBox | PinnedBox, ...]]
-"""Parts of an item's leaves, by path, some still being copied."""
+"""Boxes of an item's leaves, by path; some may still be being copied to pinned memory."""
 
 
 class BoxToCopy(NamedTuple):
-    """Unit of copying to the host: this process's box of a device's shard.
+    """Box that must be copied to the host.
 
     Attributes:
-        item: its name.
-        path: of the leaf.
-        number: index among the leaf's boxes in this process.
-        nbytes: bytes that arrive; those of the whole shard, if several processes divide it.
+        item: the item's name.
+        path: the leaf's path.
+        number: number of the box among the leaf's boxes in this process.
+        nbytes: host bytes that the copy needs: those of the whole device shard.
     """
 
     item: str
@@ -64,11 +64,11 @@ Wave = tuple[BoxToCopy, ...]
 
 
 def boxes_to_copy(transfers: Mapping[str, Transfers], *, numpy: bool) -> list[BoxToCopy]:
-    """Return all boxes that must be copied to the host, or on it.
+    """Return all boxes that must be copied: from devices to the host, and of NumPy arrays.
 
     Args:
-        transfers: of the items, by name, not started.
-        numpy: include NumPy arrays.
+        transfers: the transfers of each item, by name, not started.
+        numpy: whether NumPy arrays must be copied.
     """
     return [
         BoxToCopy(name, path, number, nbytes)
@@ -79,10 +79,12 @@ def boxes_to_copy(transfers: Mapping[str, Transfers], *, numpy: bool) -> list[Bo
 
 
 def copier(transfers: Mapping[str, Transfers]) -> Callable[[Wave], dict[str, CopiedBoxes]]:
-    """Return the function that copies a wave, for `Staging`; a wave's transfers run concurrently.
+    """Return a function that copies a wave, for `Staging`.
+
+    All transfers of a wave run at the same time.
 
     Args:
-        transfers: of the items, by name, not started.
+        transfers: the transfers of each item, by name, not started.
     """
 
     def copied(wave: Wave) -> dict[str, CopiedBoxes]:
@@ -105,12 +107,12 @@ def copier(transfers: Mapping[str, Transfers]) -> Callable[[Wave], dict[str, Cop
 def plan_waves(boxes: Iterable[BoxToCopy], budget: int) -> tuple[Wave, ...]:
     """Group boxes into waves: largest first, each into the first wave that has room.
 
-    Every box is in one wave. No wave exceeds the budget, except one with a single larger box. The
-    same boxes give the same waves, in any order.
+    No wave exceeds the budget, except a wave of a single box that does. The order of `boxes` does
+    not matter.
 
     Args:
-        boxes: to be copied.
-        budget: bytes of a wave.
+        boxes: the boxes to copy.
+        budget: maximum bytes of a wave.
     """
     waves: list[list[BoxToCopy]] = []
     left: list[int] = []
@@ -128,10 +130,11 @@ def plan_waves(boxes: Iterable[BoxToCopy], budget: int) -> tuple[Wave, ...]:
 
 
 def default_copy_bytes() -> int:
-    """Return the bytes that a save's copies may take here if the user set no limit.
+    """Return the bytes that a save's copies may take in this process if the user set no limit.
 
-    Half of the host's free memory, divided by its processes; all of them must call this. Memory
-    that XLA pinned for an earlier save never returns to the host, so that much is always usable.
+    That is half of the host's free memory, divided by the job's processes on this host; but at
+    least what XLA has pinned for an earlier save, since it never frees that. All processes must
+    call this.
     """
     return max(1, _pinned, free_memory() // 2 // _processes_on_this_host())
 
@@ -141,10 +144,10 @@ _pinned = 0
 
 
 def record_pinned(nbytes: int) -> None:
-    """Record the pinned memory that a save's copies use at once.
+    """Record that XLA has pinned at least this much memory.
 
     Args:
-        nbytes: of the copies of one save.
+        nbytes: bytes of pinned copies that exist at the same time.
     """
     global _pinned
     _pinned = max(_pinned, nbytes)
@@ -159,10 +162,10 @@ def _processes_on_this_host() -> int:
 def pinned_budget(host_memory: int | None) -> int:
     """Return the bytes of pinned memory that a save's copies may take in this process.
 
-    XLA's pool has a limit of its own, whatever the host has.
+    The limit of XLA's pool bounds it.
 
     Args:
-        host_memory: bytes that copies may take; None: as `default_copy_bytes`.
+        host_memory: maximum bytes of copies; None for `default_copy_bytes`.
 
     Source: `GetGpuHostAllocator` in XLA's `xla/pjrt/gpu/gpu_helpers.cc`.
     """
@@ -172,11 +175,11 @@ def pinned_budget(host_memory: int | None) -> int:
 
 
 class MemoryShares(NamedTuple):
-    """Division of the granted memory.
+    """Division of a save's host memory between waves and uploads.
 
     Attributes:
-        waves: bytes of a wave.
-        uploads: bytes for uploads to an object store.
+        waves: maximum bytes of a wave.
+        uploads: maximum bytes for uploads to an object store.
     """
 
     waves: int
@@ -184,13 +187,13 @@ class MemoryShares(NamedTuple):
 
 
 def divide_memory(host_memory: int, *, kept: int, staged: int, uploads: bool) -> MemoryShares:
-    """Divide a save's memory; uploads get what no wave can use.
+    """Divide a save's host memory; uploads get the bytes that waves can't use.
 
     Args:
-        host_memory: bytes for everything.
-        kept: bytes of it in kept buffers.
-        staged: bytes of all that is copied in waves.
-        uploads: the step goes to an object store.
+        host_memory: maximum bytes of the save.
+        kept: bytes that kept buffers use.
+        staged: bytes of all boxes that are copied in waves.
+        uploads: whether the step goes to an object store.
     """
     left = max(1, host_memory - kept)
     waves = max(1, min(staged, left - left // _OF_UPLOADS)) if uploads else left
@@ -212,8 +215,8 @@ class Staging:
         """Copy the first wave.
 
         Args:
-            waves: from `plan_waves`.
-            copied: copies a wave and returns its boxes on the host, by item and path.
+            waves: the waves that `plan_waves` returned.
+            copied: function that copies a wave and returns its boxes, by item and path.
         """
         self.waves = tuple(waves)
         self._copied = copied
@@ -225,13 +228,13 @@ class Staging:
         self._writing = set(self._there)
 
     def waves_of(self, item: str) -> Iterator[HostBoxes]:
-        """Yield each wave's boxes of an item, once copied; for the one thread that writes it.
+        """Yield each wave's boxes of an item once they are copied. One thread per item calls this.
 
-        A wave counts as written when the next is requested: by then the writer must have dropped
-        it.
+        The request for the next wave means that this one is written: the caller must then have
+        dropped its references to it.
 
         Raises:
-            BaseException: the error given to `end`; the other waves do not come.
+            BaseException: `end` was called; the error is the one that it was given.
         """
         for number, wave in enumerate(self.waves):
             if all(box.item != item for box in wave):
@@ -252,15 +255,15 @@ class Staging:
             return self._there.pop(item)
 
     def copy_rest(self, timeout: float | None = None) -> bool:
-        """Copy the other waves, each after the one before is written; blocks the caller of a save.
+        """Copy the other waves, each after the one before is written.
 
-        Returns at once when the save ends, whatever its outcome.
+        Returns early, with True, if the save ends before, whatever its outcome.
 
         Args:
-            timeout: seconds; None waits without a limit.
+            timeout: maximum seconds to wait; None for no limit.
 
         Returns:
-            False if not all was copied in time; then nothing more is.
+            False if not all waves were copied in time; no more are copied then.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -286,16 +289,16 @@ class Staging:
         return True
 
     def end(self, error: BaseException | None) -> None:
-        """Stop all waits: the save is over or abandoned.
+        """End all waits, because the save has ended or was abandoned.
 
         Args:
-            error: raised in those that still request boxes.
+            error: error to raise in threads that still request boxes; None for a general one.
         """
         with self._changed:
             self._over = True
             self._there = {}
             if error is not None and not isinstance(error, Exception):
-                # An interrupt is for the caller; in a writer's thread it would end Orbax's loop.
+                # An interrupt is raised in the caller only: in a writer it would end Orbax's loop.
                 error = SaveError(f"the save was interrupted: {type(error).__name__}")
             self._error = self._error or error or SaveError("the save is over")
             self._changed.notify_all()

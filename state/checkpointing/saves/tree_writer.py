@@ -1,9 +1,8 @@
 """Writer of a tree of host arrays, in the form that plain Orbax reads.
 
-The data files come straight from memory. The small files that make it an Orbax tree depend on
-shapes, dtypes and shardings only. With several processes, each writes data files of its own parts,
-and process 0 collects their records and writes one database of all. Imports JAX. See ADR 0009 and
-18.
+Each process writes data files with its own boxes, straight from memory. Process 0 also writes the
+small files that make the folder an Orbax tree, which depend only on shapes, dtypes and shardings.
+From the records of all processes it writes one database index. Imports JAX. See ADR 0009 and 18.
 
 Source of the small files: orbax.checkpoint 0.12, `_src/metadata/{tree,sharding,
 array_metadata_store}.py` and `_src/serialization/tensorstore_utils.py`, and files written by them.
@@ -63,21 +62,23 @@ class HostTree(NamedTuple):
     """Tree on the host, ready to be written.
 
     Attributes:
-        name: of the item that it is.
-        arrays: by path, this process's parts of the leaves with elements; the writer empties it
-            when it starts, so that memory is freed as it writes.
-        forms: of the leaves that are stored in another form.
-        dedup: state of deduplication over the saves before.
-        same: paths of the leaves that are known to equal what the last save stored.
-        leaves: the immutable arrays among the given ones, by path.
-        deferred: leaves to link, copied only if they can't be linked, of which `arrays` has no
-            parts; emptied like `arrays`.
-        compression: of the stored chunks.
-        staging: source of the boxes that come in waves, which `arrays` lack.
-        uploads: memory for uploads to an object store; None has no limit.
-        wave_bytes: maximum bytes of deferred leaves copied at a time, unless one is larger.
-        digests: of leaves, computed on devices.
-        places: where leaves lie that devices may digest from the next save on, by path.
+        name: the item's name.
+        arrays: host arrays of the leaves that have elements, by path. The writer empties this when
+            it starts, so that memory is freed as it writes.
+        forms: stored forms of the leaves that are converted, by path.
+        dedup: the item's deduplication.
+        same: paths of the leaves whose values certainly equal those of the last step.
+        leaves: references to the caller's immutable arrays, by path.
+        deferred: leaves to link, by path; their arrays have no boxes, and are copied only if they
+            can't be linked. Emptied like `arrays`.
+        compression: compression of the stored chunks; None without.
+        staging: source of the boxes that come in waves, which `arrays` lack; None if none do.
+        uploads: memory for uploads to an object store; None for no limit.
+        wave_bytes: maximum bytes of deferred leaves that are copied together; a larger leaf is
+            copied alone.
+        digests: device digests of leaves.
+        places: device, shape and dtype of the shards of leaves that later saves may digest, by
+            path.
     """
 
     name: str
@@ -95,12 +96,12 @@ class HostTree(NamedTuple):
     places: Mapping[str, Sequence[DeviceShard]] = MappingProxyType({})
 
     def remember(self, written: WrittenTree, folder: StoreURI, step: tuple[int, int]) -> None:
-        """Remember the tree of a durable step, so that the next save can reuse unchanged leaves.
+        """Remember the tree of a durable step, so that the next save can link unchanged leaves.
 
         Args:
-            written: result of writing the tree.
-            folder: the tree's, in the step.
-            step: (step, attempt).
+            written: what this process wrote of the tree.
+            folder: the tree's folder in the step.
+            step: (step, attempt) of the step.
         """
         try:
             digests = self.digests.values()
@@ -113,26 +114,26 @@ class HostTree(NamedTuple):
 
 
 def write_tree(folder: StoreURI, tree: HostTree) -> WrittenTree:
-    """Write this process's files of the tree, dropping its arrays on the way.
+    """Write this process's files of a tree, dropping each array once it is written.
 
     Args:
-        folder: the tree's, in a step that is not committed yet.
-        tree: it has at least one array.
+        folder: the tree's folder in a step that is not committed yet.
+        tree: the tree, which must have an array.
 
     Raises:
         OSError: the disk is full, or failed.
-        StoreUnavailableError: the store gives no answer.
+        StoreUnavailableError: the store does not respond.
     """
     try:
         return _write_tree(folder, tree)
     except BaseException as exc:
-        if tree.staging is not None:  # otherwise others wait for the waves after this one
+        if tree.staging is not None:  # else threads would wait forever for further waves
             tree.staging.end(exc)
         raise
 
 
 def _database(folder: StoreURI) -> StoreURI:
-    """Return the folder of the database that this process writes, in a tree's folder."""
+    """Return the folder of this process's database: in a job of one process, the tree's folder."""
     alone = jax.process_count() == 1
     return folder if alone else folder / _PROCESS_FOLDER.format(jax.process_index())
 
@@ -153,7 +154,7 @@ def _write_tree(folder: StoreURI, tree: HostTree) -> WrittenTree:
     database = _database(folder)
     stored: dict[bytes, WrittenShard] = {}
     data_files: dict[str, DedupFile] = {}
-    with ThreadPoolExecutor(1, "cairn-small") as pool:  # beside the values, not after them
+    with ThreadPoolExecutor(1, "cairn-small") as pool:  # in parallel with the values
         describing = pool.submit(write_files, folder, files)
         sink = open_data_file_writer(database, item_bytes=tree_bytes, uploads=tree.uploads)
         try:
@@ -183,7 +184,7 @@ def _write_tree(folder: StoreURI, tree: HostTree) -> WrittenTree:
         small = describing.result()
     records = [file.record for file in data_files.values()]
     shards_in_tree = stored
-    if database != folder:  # the record names files from the tree's folder
+    if database != folder:  # names in the record are relative to the tree's folder
         records = [file._replace(name=f"{database.name}/{file.name}") for file in records]
         shards_in_tree = {
             key: shard._replace(ref=shard.ref._replace(file=f"{database.name}/{shard.ref.file}"))
@@ -196,12 +197,12 @@ def _write_tree(folder: StoreURI, tree: HostTree) -> WrittenTree:
 def _waves(
     arrays: dict[str, HostArray], outlines: Mapping[str, HostArray], tree: HostTree
 ) -> Iterator[list[ShardToWrite]]:
-    """Yield the shards of each wave, in new lists, without keeping a reference.
+    """Yield the shards of each wave in a new list, to which nothing else refers.
 
     Args:
-        arrays: of the tree; emptied.
-        outlines: the arrays without their boxes.
-        tree: source of the waves.
+        arrays: the tree's host arrays, by path; emptied.
+        outlines: the same arrays without their boxes.
+        tree: the tree, with its waves and deferred leaves.
     """
     for path, leaf in tree.deferred.items():
         arrays[path] = outlines[path]._replace(boxes=leaf.placeholders())
@@ -221,18 +222,18 @@ def _waves(
 def _with_values(
     rest: list[ShardToWrite], outlines: Mapping[str, HostArray], tree: HostTree
 ) -> Iterator[list[ShardToWrite]]:
-    """Yield groups of shards to write: those on the host, then deferred ones, copied.
+    """Yield groups of shards to write: first those on the host, then copies of deferred leaves.
 
-    Deferred leaves, all of which are in the first wave, are copied in groups that fit the memory of
-    a wave, or singly.
+    Deferred leaves, all of which are in the first wave, are copied in groups of at most
+    `wave_bytes`; a larger leaf is copied alone.
 
     Args:
         rest: shards that could not be linked; emptied.
-        outlines: the arrays without their boxes.
-        tree: has the deferred leaves; emptied of them, so that their memory can be freed.
+        outlines: the tree's arrays without their boxes, by path.
+        tree: the tree; its deferred leaves are removed, so that their memory can be freed.
 
     Raises:
-        SaveError: a training step was given the memory of one in the meantime.
+        SaveError: a deferred leaf was deleted or donated in the meantime.
     """
     left: dict[str, list[ShardToWrite]] = {}
     here: list[ShardToWrite] = []
@@ -259,15 +260,18 @@ def _with_values(
 def complete_tree(
     folder: StoreURI, written: WrittenTree, others: Sequence[ProcessRecord]
 ) -> WrittenTree:
-    """Write one database index of what all processes wrote of a tree; process 0 calls this.
+    """Write one database index of what all processes wrote of a tree. Process 0 calls this.
 
     Args:
-        folder: the tree's.
+        folder: the tree's folder.
         written: what process 0 wrote.
-        others: what each other process wrote.
+        others: records of what each other process wrote.
+
+    Returns:
+        `written` with the records of all processes.
 
     Raises:
-        StoreUnavailableError: the store gives no answer.
+        StoreUnavailableError: the store does not respond.
     """
     records = [*written.records, *others]
     entries: dict[bytes, bytes | ValueRef] = dict(written.descriptions)
@@ -288,10 +292,10 @@ def _drained(shards: list[Any]) -> Any:
 
 
 def write_files(folder: StoreURI, files: Mapping[str, bytes]) -> list[StoredFile]:
-    """Write small files that nobody else writes. On a disk they are synced with the step.
+    """Write small files, by name, which must not exist. On a disk, the caller must sync them.
 
     Returns:
-        Their records, computed from the bytes to be written.
+        The files' records, computed from the bytes in memory.
     """
     if files and folder.scheme != "file":
         objects = ObjectStore(folder, patient=True)
@@ -313,11 +317,12 @@ def write_files(folder: StoreURI, files: Mapping[str, bytes]) -> list[StoredFile
 _SHARDINGS: Final = "_sharding"
 _DICT_KEY: Final = 2
 _LAYOUTS: Final = "array_metadatas/process_0"
-"""Orbax writes one per process and reads all there are. Ours would be equal: one is enough."""
+"""Orbax writes one such file per process and reads all there are. Ours would be equal, so there is
+one."""
 
 
 def _description(arrays: Mapping[str, HostArray]) -> dict[str, bytes]:
-    """Return the files that describe the item as a whole; one process writes them."""
+    """Return the files, by name, that describe the item as a whole. Process 0 writes them."""
     shardings = {
         base64.urlsafe_b64encode(array_name(path).encode()).decode(): text
         for path, array in arrays.items()
@@ -330,7 +335,7 @@ def _description(arrays: Mapping[str, HostArray]) -> dict[str, bytes]:
 
 
 def _layouts(arrays: Mapping[str, HostArray]) -> bytes:
-    """Return the file with the chunking of the arrays."""
+    """Return the content of Orbax's file about the arrays' chunks."""
     layouts = [
         {
             "array_metadata": {
@@ -363,7 +368,13 @@ def shards_of(
     forms: Mapping[str, StoredForm],
     compression: Compression | None = None,
 ) -> Iterator[ShardToWrite]:
-    """Yield the outer shards that this process writes."""
+    """Yield the outer shards that this process writes.
+
+    Args:
+        arrays: host arrays, by path.
+        forms: stored forms of the leaves that are converted, by path.
+        compression: compression of the chunks; None without.
+    """
     for path, array in arrays.items():
         form, packed = forms.get(path), None
         if form is not None and form.kind == "packed":
@@ -414,7 +425,7 @@ def _tree_metadata(arrays: Mapping[str, HostArray]) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _sharding_text(sharding: jax.sharding.Sharding | None) -> str | None:
-    """Return Orbax's description of a sharding; None for kinds without one."""
+    """Return Orbax's JSON description of a sharding; None for kinds that have none."""
     if isinstance(sharding, jax.sharding.NamedSharding):
         mesh = sharding.mesh
         return json.dumps(
