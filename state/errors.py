@@ -32,7 +32,7 @@ class ShardingError(StateError, ValueError):
 
 
 class NotInitializedError(StateError, AssertionError, ValueError):
-    """Something that an earlier call should have made, such as the optimizer state."""
+    """Something is missing that an earlier call should have made, such as the optimizer state."""
 
 
 class TreeStructureError(StateError, ValueError):
@@ -48,10 +48,16 @@ class OptimizerNotFoundError(StateError, FileNotFoundError):
 
 
 def require_optimizer(tx: Any, opt_state: Any, *, path: str, next_step: str) -> None:
-    """Check that a state can take a step.
+    """Check that a state has what a training step needs: an optimizer and its state.
+
+    Args:
+        tx: the state's optimizer, or None.
+        opt_state: the optimizer's state, or None.
+        path: name of the caller's function, for the error.
+        next_step: advice for the error.
 
     Raises:
-        NotInitializedError: if it lacks the optimizer or its state; says which.
+        NotInitializedError: if one of them is None; says which.
     """
     if tx is None or opt_state is None:
         raise NotInitializedError(

@@ -1,11 +1,9 @@
 """Model classes by name, as checkpoints name them.
 
-Nothing is ever imported because a checkpoint says so. A name is looked up among the classes that
-this process has defined, and in `MODELS`, the classes that ship with Cairn.
-
-A checkpoint stores the name and the module of its model's class. For a class that ships with Cairn
-the module is stored as "cairn", wherever its file lies: `cairn.DecoderForCausalLM` is what a user
-imports too.
+A checkpoint stores the name and the module of its model's class. A load never imports a module
+because a checkpoint names it: it looks the class up among those that this process has defined, and
+among those that ship with Cairn (`MODELS`). For the latter the stored module is "cairn", as in
+`cairn.DecoderForCausalLM`, so that their files can move.
 """
 
 import importlib
@@ -29,7 +27,7 @@ PACKAGE = "cairn"
 MODELS: Mapping[str, str] = {"DecoderForCausalLM": "cairn.state.models.decoder.decoder"}
 """The model classes that ship with Cairn, and the modules that define them.
 
-By name, since a state loads its model's class only once it knows which: models stand on states.
+The modules are names because models import states: a state can import its model only when it loads.
 """
 
 _CLASSES: dict[tuple[str, str], type[Any]] = {}
@@ -42,12 +40,12 @@ def class_identity(model_class: type[Any]) -> dict[str, str]:
 
 
 def register(model_class: type[Any]) -> None:
-    """Remember a model class; a later one of the same module and name replaces it."""
+    """Register a model class for `find`; a later one of the same module and name replaces it."""
     _CLASSES[model_class.__module__, model_class.__name__] = model_class
 
 
 def is_hidden(model_class: type[Any]) -> bool:
-    """Return whether a load would find a later class of the same module and name instead."""
+    """Return whether a later class of the same module and name was registered, and is found."""
     registered = _CLASSES.get((model_class.__module__, model_class.__name__))
     return registered is not None and registered is not model_class
 
@@ -69,11 +67,12 @@ def find(name: str, module: str | None, *, path: object) -> type[Any]:
 
     Args:
         name: the class's name.
-        module: where it was defined when it was saved; decides between classes of one name.
-        path: the checkpoint, for the message.
+        module: the class's module when it was saved; decides between classes of the same name.
+            None if unknown.
+        path: the checkpoint, for the error.
 
     Raises:
-        UnknownModelError: if no class, or more than one, has that name.
+        UnknownModelError: if no class has that name, or several do and none is of that module.
     """
     if module is not None and _ships(name, module):
         return _shipped(name)

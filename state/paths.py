@@ -1,6 +1,6 @@
-"""Trees by the paths of their leaves: keys joined by "/", as rules and checkpoints see them.
+"""Paths of a tree's leaves: the keys joined by "/", as in partition rules and checkpoints.
 
-Checkpoints have a "/" within a key as "%2F" (see `cairn.storage.arrays.path_of`); rules do not.
+A "/" within a key is "%2F" in checkpoints (see `cairn.storage.arrays.path_of`), and "/" in rules.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,14 @@ __all__ = [
 
 
 class NamedLeaf:
-    """Leaf of a tree, its path, and the logical axis names that its Variable carries."""
+    """Leaf of a tree, with its path, and the logical axis names and type of its Variable.
+
+    Attributes:
+        path: path of the leaf, as in checkpoints.
+        leaf: the leaf.
+        axes: logical name of each axis; None without.
+        variable_type: class of the leaf's Variable; None without.
+    """
 
     __slots__ = ("axes", "leaf", "path", "variable_type")
 
@@ -44,7 +51,7 @@ class NamedLeaf:
 
     @property
     def readable_path(self) -> str:
-        """The keys joined as they are, for rules and people: a "/" in a key is like any other."""
+        """The path for partition rules and people, in which a "/" within a key stays "/"."""
         return "/".join(keys_of(self.path))
 
 
@@ -54,9 +61,12 @@ def is_variable(node: object) -> bool:
 
 
 def has_variables(module: Any, kind: type[Any]) -> bool:
-    """Return whether a module has Variables of a kind; JAX finds them in a tenth of NNX's time."""
+    """Return whether a module has Variables of a class.
+
+    The search uses JAX where possible: it takes a tenth of the time of NNX's.
+    """
     leaves = jax.tree.leaves(module, is_leaf=is_variable)
-    if any(isinstance(leaf, nnx.Module) for leaf in leaves):  # they are no trees to JAX
+    if any(isinstance(leaf, nnx.Module) for leaf in leaves):  # not pytrees to JAX
         return bool(jax.tree.leaves(nnx.state(module, kind)))
     return any(isinstance(leaf, kind) for leaf in leaves)
 
@@ -64,8 +74,8 @@ def has_variables(module: Any, kind: type[Any]) -> bool:
 def named_leaves(tree: Any) -> list[NamedLeaf]:
     """Return the leaves of a tree in JAX's order, each with its path.
 
-    A Variable stands for its value: it adds nothing to the path, and its metadata entry `axes`
-    (one logical name per dimension) goes with the leaf.
+    The leaf of a Variable is its value, at the Variable's path. Its metadata entry `axes` (one
+    logical name per dimension) becomes the leaf's `axes`.
     """
     entries: list[NamedLeaf] = []
     paths = iter(trees.paths(tree))
@@ -86,7 +96,7 @@ def variable_paths(tree: Any) -> list[str]:
 
 
 def tree_problems(expected: Any, tree: Any) -> list[str]:
-    """List every leaf by which a tree differs from the expected one, in path or shape."""
+    """Return a line for each leaf that is missing, unexpected, or of an unexpected shape."""
     expected_shapes = {named.path: np.shape(named.leaf) for named in named_leaves(expected)}
     shapes = {named.path: np.shape(named.leaf) for named in named_leaves(tree)}
     problems = [
@@ -113,17 +123,17 @@ def leaves_by_item(items: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def arrays_among(leaves: Sequence[Any]) -> Sequence[Any]:
-    """Return the JAX arrays among leaves, fast if most leaves have one type."""
+    """Return the JAX arrays among leaves; fast if the leaves have few types."""
     kinds = {*map(type, leaves)}
     others = {kind for kind in kinds if not issubclass(kind, jax.Array)}
     return [leaf for leaf in leaves if type(leaf) not in others] if others else leaves
 
 
 def too_wide(tree: Any) -> list[str]:
-    """List Python numbers and NumPy arrays whose dtypes JAX would change, sorted."""
+    """Return a line for each Python number or NumPy array whose dtype JAX would change, sorted."""
     leaves = jax.tree.leaves(tree)
     if len(arrays_among(leaves)) == len(leaves):
-        return []  # to name leaves takes longer
+        return []  # fast path: computing paths takes longer
     wide = {
         named.path: np.asarray(named.leaf).dtype
         for named in named_leaves(tree)
@@ -138,13 +148,17 @@ def too_wide(tree: Any) -> list[str]:
 
 
 def rebuild(expected: Any, tree: Any, *, path: object) -> Any:
-    """Return the given leaves in the containers of the expected tree.
+    """Return the leaves of `tree` in the containers of `expected`, such as NNX States.
 
-    A tree of the very same structure is returned as it is; a nested dict of the same paths and
-    shapes is put into the containers (NNX States and Variables) that are expected.
+    A tree of equal structure is returned itself. A nested dict must have the same paths and shapes.
+
+    Args:
+        expected: tree with the containers and shapes.
+        tree: tree with the leaves.
+        path: name of the tree in errors.
 
     Raises:
-        TreeStructureError: if paths or shapes differ; lists every leaf.
+        TreeStructureError: if paths or shapes differ; lists every difference.
     """
     structures: list[Any] = [jax.tree.structure(tree), jax.tree.structure(expected)]
     if structures[0] == structures[1] and _shapes(tree) == _shapes(expected):
@@ -168,8 +182,9 @@ def _shapes(tree: Any) -> list[tuple[int, ...]]:
 
 
 def own_variables(tree: Any) -> Any:
-    """Return the tree with Variables of its own around the same arrays.
+    """Return the tree with new Variables around the same arrays.
 
-    Those of `nnx.split` and `nnx.state` are the module's: calling it would change the state too.
+    The Variables that `nnx.split` and `nnx.state` return belong to the module, so that a call of
+    the module would change the state, too.
     """
     return jax.tree.map(lambda leaf: leaf, tree)

@@ -27,16 +27,22 @@ from cairn.storage.store.objects import ObjectStore
 __all__ = ["StoredItems", "as_meta"]
 
 _META_KEY: Final = "checkpoint_manager"
-"""Where in a step's JSON the manager keeps what is no tree."""
+"""Key of a step's JSON item under which the manager stores everything except trees."""
 
 _UNNAMED: Final = ("default", "")
-"""Folders in which Orbax has an item without a name."""
+"""Folders in which Orbax stores an item without a name."""
 
 
 def as_meta(
     items: SaveItems, *, custom_metadata: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the JSON to save with a step: all that is no tree, for `StoredItems`."""
+    """Return the JSON to save with a step, from which `StoredItems` restores.
+
+    Args:
+        items: the items of the save.
+        custom_metadata: JSON of the caller about the step.
+        metadata: JSON about the run.
+    """
     opened = open_modules(items.trees).trees
     containers = {name: Containers.of(tree).to_json() for name, tree in opened.items()}
     own = {
@@ -54,19 +60,19 @@ def as_meta(
 
 
 class StoredItems:
-    """Items of a step that the manager or another call saved, or that was imported.
+    """Items of a step, whether the manager, another part of Cairn or plain Orbax saved it.
 
     Attributes:
-        kinds: what each item is, by name.
-        json: the items of JSON, by name.
-        single: the step was saved as one item without a name.
+        kinds: kind of each item, by name.
+        json: the items that are JSON, by name.
+        single: True if the step was saved as one item without a name.
     """
 
     def __init__(self, run: Run, info: StepInfo) -> None:
         """Open a step.
 
         Raises:
-            StorageError: it is gone, or what leads to its items can't be read.
+            StorageError: the step does not exist any more, or its metadata can't be read.
         """
         self._reader = open_step(run.step_uri(info))
         self._folder = run.orbax_uri(info)
@@ -104,7 +110,7 @@ class StoredItems:
         return self._reader.custom_metadata()
 
     def run_metadata(self) -> dict[str, Any]:
-        """Return the JSON about the run; for an imported step, that about its folder."""
+        """Return the JSON about the run; for an imported step, Orbax's metadata of its folder."""
         if self._plain is None or self._plain.source is None:
             return dict(self._kept.get("metadata", {}))
         folder = self._reader.uri.parent
@@ -118,7 +124,7 @@ class StoredItems:
 
     @property
     def unnamed(self) -> str | None:
-        """Item that a call without a name means."""
+        """Name of the item that arguments without a name are for; None if that is ambiguous."""
         for name in (SINGLE_ITEM, "default"):
             if name in self.kinds:
                 return name
@@ -130,7 +136,7 @@ class StoredItems:
         return sorted(self._reader.iterators)
 
     def leaves(self, tree: str) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the logical shape and dtype of every leaf of a tree, by path."""
+        """Return the shape and dtype that every leaf of a tree had when it was saved, by path."""
         return stored_tree(self._reader, tree)
 
     def texts(self, tree: str) -> Collection[str]:
@@ -144,9 +150,9 @@ class StoredItems:
         return Containers.from_json(self._kept.get("containers", {}).get(tree, {}))
 
     def metadata(self, tree: str) -> Any:
-        """Return Orbax's metadata of a tree: shape, dtype and sharding of each leaf as stored.
+        """Return Orbax's metadata of an item: shape, dtype and sharding of each leaf as stored.
 
-        A tree that is one array or key has that leaf's.
+        For an item that is a single array or key, it is the metadata of that leaf.
         """
         metadata = self.placements(tree)
         if tree in self._kept.get("values", {}):
@@ -167,7 +173,7 @@ class StoredItems:
         )
 
     def placements(self, tree: str) -> Any:
-        """Return Orbax's metadata of a tree as its files say it: where each leaf was."""
+        """Return Orbax's metadata of a tree, read from its files; it has the leaves' shardings."""
         name = tree if self._plain is None else self._plain.trees[tree]
         folder = self._folder / name if name else self._folder
         return ocp.PyTreeCheckpointHandler().metadata(epath.Path(folder.orbax_path()))

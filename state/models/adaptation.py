@@ -1,4 +1,4 @@
-"""Quantization and low-rank adapters of a module: the part of EasyDeLBaseModule for both."""
+"""Quantization and low-rank adapters of a module, as a mixin of EasyDeLBaseModule."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ModuleAdaptationMixin:
     embedding, and layers that `nnx.vmap` stacked stay as they are.
 
     Attributes:
-        quantization: how the module is quantized, None if it is not.
+        quantization: settings of the module's quantization, None if it is not quantized.
         lora: settings of the module's adapters, None if it has none.
     """
 
@@ -62,15 +62,16 @@ class ModuleAdaptationMixin:
         experts. Quantized weights can't be trained: add adapters for that.
 
         Args:
-            method: "nf4", "8bit", "a8bit", "a8q", "a4q" or "aqt"; the module
-                `cairn.state.adapters.quantization` has the table of what they stand for.
-            group_size: inputs that share a scale, -1 for all; a layer with fewer is one group.
+            method: "nf4", "8bit", "a8bit", "a8q", "a4q" or "aqt"; the docstring of the module
+                `cairn.state.adapters.quantization` describes each.
+            group_size: number of inputs that share a scale, -1 for all of them; a layer with fewer
+                inputs is one group.
             quantization_pattern: regular expression, searched in the "/"-joined path of each layer.
 
         Raises:
             ArgumentError: if the model is quantized already, the method is unknown, the pattern
-                matches no layer, or the group size does not divide the inputs of one. The model
-                is unchanged.
+                matches no layer, or the group size does not divide a layer's number of inputs. The
+                model is unchanged.
         """
         settings = QuantizationSettings(
             EasyDeLQuantizationMethods(method), group_size, quantization_pattern
@@ -87,9 +88,9 @@ class ModuleAdaptationMixin:
         return self
 
     def dequantize(self) -> Self:
-        """Make the quantized weights floating again, in the dtype that they had.
+        """Replace the quantized weights by floating ones, in the dtype from before `quantize`.
 
-        Rounding errors of the quantization stay.
+        The rounding errors of the quantization remain.
 
         Raises:
             ArgumentError: if the model is not quantized.
@@ -117,16 +118,16 @@ class ModuleAdaptationMixin:
         """Add low-rank adapters to layers; only the adapters are trained from then on.
 
         `(alpha / rank) (x A) B` is added to a layer's output, computed in the layer's dtype. A is
-        random and B zero, so the model's outputs are unchanged until they are trained. On a
-        quantized model this is QLoRA.
+        random and B zero, so the model's outputs stay the same until the adapters are trained. On
+        a quantized model this is QLoRA.
 
         Args:
-            lora_rank: columns of A and rows of B.
-            lora_alpha: by default the rank, for a scale of 1.
+            lora_rank: columns of A and rows of B, 1 or more.
+            lora_alpha: numerator of the scale `alpha / rank`; None for a scale of 1.
             lora_pattern: regular expression, searched in the "/"-joined path of each layer.
             rngs: random stream for A (seed 0 by default).
-            lora_dtype: of A and B. float32 keeps small updates that bfloat16 would round away,
-                whatever the weights' dtype; None takes the dtype of each layer's weight.
+            lora_dtype: dtype of A and B. float32 keeps small updates that bfloat16 would round
+                away; None takes the dtype of each layer's weight.
 
         Raises:
             ArgumentError: if the model has adapters already, the rank is below 1, the dtype not
@@ -146,9 +147,9 @@ class ModuleAdaptationMixin:
         return self
 
     def split_lora_params(self) -> tuple[nnx.State[Any, Any], nnx.State[Any, Any]]:
-        """Return the parameters as (base, adapters); the module stays as it is.
+        """Return the parameters as (base, adapters).
 
-        Later changes of the module do not change what is returned.
+        Later changes of the module do not change them.
 
         Raises:
             ArgumentError: if the model has no adapters.
@@ -162,14 +163,15 @@ class ModuleAdaptationMixin:
 
         Args:
             lora: adapters as `split_lora_params` returned them, or a nested dict of the same
-                paths and shapes: they become the module's. None: the adapters' effect is added to
-                the weights, and B is set to zero. The model computes the same, and can be trained
-                further.
+                paths and shapes, which replace the module's. None adds the effect of the module's
+                adapters to its weights, and sets B to zero: the outputs stay the same, and the
+                adapters can be trained further.
 
         Raises:
             ArgumentError: if the model has no adapters; or, without `lora`, if it is quantized, or
-                layers with adapters share their kernel with others.
-            TreeStructureError: if the given adapters are not exactly the module's; lists all.
+                a layer with adapters shares its kernel with another layer.
+            TreeStructureError: if the given adapters' paths or shapes are not those of the
+                module's; lists all differences.
         """
         self._require_lora("merge_lora_params")
         if lora is not None:
@@ -194,7 +196,7 @@ class ModuleAdaptationMixin:
 
         Raises:
             ArgumentError: if the model has no adapters, or layers with adapters share their kernel
-                with others; lists these. The model is unchanged.
+                with other layers; lists all of them. The model is unchanged.
         """
         self._require_lora("unwrap_lora_to_layers")
         check_mergeable(self)

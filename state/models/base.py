@@ -1,8 +1,8 @@
 """EasyDeLBaseModule: base of every NNX model, whatever its layers are.
 
-A subclass fills in `__init__` (its layers) and `__call__` (its forward pass), and nothing else. If
-its `__call__` does not name `labels` itself, this class takes them out of the call and adds the
-loss to the outputs of the forward pass.
+A subclass must define only `__init__` (its layers) and `__call__` (its forward pass). If its
+`__call__` has no argument `labels`, calls may still pass `labels`: this class computes the loss and
+adds it to the outputs.
 """
 
 import inspect
@@ -79,16 +79,18 @@ class EasyDeLBaseModule(
         super().__init_subclass__(**kwargs)
         forward = cls.__dict__.get("__call__")
         if forward is not None and "labels" not in inspect.signature(forward).parameters:
-            # nnx looks methods up on the class, so this is where the loss has to be added.
+            # Calls look `__call__` up on the class, so it is replaced there.
             cls.__call__ = with_loss(forward)  # type: ignore[method-assign]  # one per subclass
         register(cls)
 
     @classmethod
     def _class_for(cls, config: EDPretrainedConfig) -> type[Any]:
-        """Return the class that `from_pretrained` builds for a config: this one, or the decoder.
+        """Return the class that `from_pretrained` builds for a config.
+
+        That is this class; called on the base class, it is the decoder.
 
         Raises:
-            ArgumentError: if this is the base class, and the config is of no known family.
+            ArgumentError: if this is the base class, and the config is of no supported family.
         """
         if cls is not EasyDeLBaseModule:
             return cls
@@ -114,7 +116,7 @@ class EasyDeLBaseModule(
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh that the parameters are on, or else the config's."""
+        """The mesh of the parameters' shardings; if they have none, the config's mesh."""
         return mesh_of(nnx.state(self)) or self.config.mesh
 
     @property
@@ -137,7 +139,7 @@ class EasyDeLBaseModule(
 
     @property
     def module_dtype(self) -> np.dtype[Any]:
-        """Dtype of most elements of the floating parameters."""
+        """Dtype of most elements of the floating parameters; without any, `param_dtype`."""
         counts: dict[np.dtype[Any], int] = {}
         for named in named_leaves(nnx.state(self, nnx.All(nnx.Param, nnx.Not(PackedParam)))):
             if jnp.issubdtype(named.leaf.dtype, jnp.floating):
@@ -149,34 +151,34 @@ class EasyDeLBaseModule(
 
     @property
     def trainable_filter(self) -> type[nnx.Variable[Any]]:
-        """Type of the Variables that training changes: adapters if any, else all parameters."""
+        """Type of the trained Variables: `nnx.LoRAParam` with adapters, else `nnx.Param`."""
         trainable: type[nnx.Variable[Any]] = nnx.LoRAParam if self.lora_is_enabled else nnx.Param
         return trainable
 
     @property
     def graphdef(self) -> Any:
-        """Static part of the module."""
+        """Static structure of the module, without arrays."""
         return nnx.graphdef(self)
 
     @property
     def graphstate(self) -> nnx.State[Any, Any]:
-        """Parameters that training changes; later changes of the module do not change them."""
+        """Parameters that are trained; later changes of the module do not change them."""
         parameters: nnx.State[Any, Any] = own_variables(nnx.state(self, self.trainable_filter))
         return parameters
 
     @property
     def graphother(self) -> nnx.State[Any, Any]:
-        """Rest of the module's state, without `graphstate`."""
+        """The module's state without `graphstate`; later changes of the module do not change it."""
         others: nnx.State[Any, Any] = own_variables(nnx.split(self, self.trainable_filter, ...)[2])
         return others
 
     def split_module(self) -> tuple[Any, nnx.State[Any, Any]]:
-        """Return the module as (graphdef, state), which later changes do not touch."""
+        """Return the module as (graphdef, state), unaffected by later changes of the module."""
         graphdef, state = nnx.split(self)
         return graphdef, own_variables(state)
 
     def merge_module(self, graphdef: Any, state: nnx.State[Any, Any]) -> Self:
-        """Return the module of a graphdef and a state, as `split_module` gave them."""
+        """Return a new module from the graphdef and the state that `split_module` returned."""
         merged: Self = nnx.merge(graphdef, state)
         return merged
 
@@ -194,7 +196,8 @@ class EasyDeLBaseModule(
         """Put parameters, an NNX State or a nested dict, into the module and return it.
 
         Raises:
-            TreeStructureError: if they are not exactly the module's; lists every difference.
+            TreeStructureError: if their paths or shapes are not those of the module's parameters;
+                lists all differences.
         """
         own = self.split_params()
         nnx.update(self, rebuild(own, params, path=f"parameters of {type(self).__name__}"))
@@ -204,7 +207,8 @@ class EasyDeLBaseModule(
         """Put a nested dict of parameters into the module and return it.
 
         Raises:
-            TreeStructureError: if they are not exactly the module's; lists every difference.
+            TreeStructureError: if their paths or shapes are not those of the module's parameters;
+                lists all differences.
         """
         return self.merge_params(dict(params_dict))
 
@@ -256,8 +260,9 @@ class EasyDeLBaseModule(
         """Return the training state of this model.
 
         Args:
-            optimizer: its state is initialised on the parameters' devices; None to leave it out.
-            create_arguments: more arguments of `EasyDeLState.create`.
+            optimizer: the optimizer, whose state is initialised on the parameters' devices; None
+                for a state without an optimizer.
+            create_arguments: further arguments of `EasyDeLState.create`.
         """
         return EasyDeLState.create(
             model=self, tx=optimizer, init_opt_state=optimizer is not None, **create_arguments
@@ -265,10 +270,10 @@ class EasyDeLBaseModule(
 
 
 def _checked_precision(precision: Any) -> Any:
-    """Return the precision, after a check that JAX knows it.
+    """Return the precision unchanged, after a check.
 
     Raises:
-        ArgumentError: a name that it does not know.
+        ArgumentError: JAX has no precision or algorithm of this name.
     """
     presets = jax.lax.DotAlgorithmPreset.__members__
     if isinstance(precision, str) and precision.upper() not in presets:

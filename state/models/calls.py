@@ -30,16 +30,16 @@ class ModuleCallMixin:
     def get_static_arguments(self) -> tuple[str, ...]:
         """Return the names of the forward pass's arguments that must be static under jit.
 
-        They follow from its signature; see `static_arguments`. Pass them to
-        `jax.jit(static_argnames=)` of a function that takes the forward pass's arguments by name.
+        They follow from its signature; see `static_arguments`. A function that takes the forward
+        pass's arguments by name needs them as `static_argnames` of `jax.jit`.
         """
         return static_arguments(type(self).__call__)
 
     def prepare_inputs_for_call(self, **inputs: Any) -> dict[str, Any]:
-        """Return the inputs of a call without those that are None, static ones as plain values.
+        """Return the inputs without those that are None, with static ones as Python values.
 
         Raises:
-            ArgumentError: a static argument is an array under trace, or can't be hashed.
+            ArgumentError: a static argument is a traced array, or can't be hashed.
         """
         static = self.get_static_arguments()
         return {
@@ -51,17 +51,18 @@ class ModuleCallMixin:
     def pure_transform_fn(self, **static: Any) -> Callable[[Any, Mapping[str, Any]], Any]:
         """Return `fn(params, inputs)`: the forward pass without side effects, for jit and grad.
 
-        `params` is the value of `params` or `split_params()`; `inputs` are arguments by name. The
-        rest of the module (random streams, running averages) is copied now: each call of `fn`
-        starts from the copy, so dropout draws the same numbers again, and changes of the forward
-        pass to it are dropped. The module itself never changes.
+        `params` has the form of the module's `params` or `split_params()`; `inputs` are arguments
+        of the forward pass by name. The rest of the module (random streams, running averages) is
+        copied now. Each call of `fn` starts from this copy and drops its changes, so dropout uses
+        the same random numbers in every call. The module itself never changes.
 
         Args:
-            static: static arguments of every call, which jit could not take among `inputs`.
+            static: static arguments of every call, since jit would trace them among `inputs`.
 
         Raises:
             ArgumentError: one of `static` is no static argument of the forward pass.
-            TreeStructureError: from `fn`, if `params` are not the module's; lists all differences.
+            TreeStructureError: raised by `fn` if the paths or shapes of `params` are not those of
+                the module's; lists all differences.
         """
         unknown = sorted(set(static) - set(self.get_static_arguments()))
         if unknown:
@@ -85,11 +86,11 @@ class ModuleCallMixin:
 
 
 def static_arguments(forward: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the parameters of a function that hold no array, so that jit must take them as static.
+    """Return the names of a function's parameters that must be static under jit.
 
     A parameter is static if its annotation is bool, int, str, bytes, an enum, a dtype, a class, a
-    callable, a `LossConfig` or a model config, or one of these or None. Without an annotation its
-    default value decides, and an integer default then does not make it static.
+    callable, a `LossConfig`, a model config, or a union of these and None. If it has no annotation,
+    the type of its default value decides in the same way, except that int is not static then.
     """
     parameters = inspect.signature(forward).parameters.values()
     try:

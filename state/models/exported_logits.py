@@ -1,7 +1,7 @@
-"""A program: the logits of a Hugging Face folder on given tokens, computed by `transformers`.
+"""Program that computes the logits of a Hugging Face folder on given tokens with `transformers`.
 
-`python -m cairn.state.models.exported_logits FOLDER TOKENS LOGITS`, with two .npy files. On stdout:
-JSON.
+`python -m cairn.state.models.exported_logits FOLDER TOKENS LOGITS` reads tokens from a .npy file,
+writes logits to another, and prints the JSON that `write_logits` returns.
 """
 
 from __future__ import annotations
@@ -17,10 +17,16 @@ from cairn.state.models.parent_process import end_with_parent
 
 
 def write_logits(folder: str, tokens: str, logits: str) -> dict[str, str | list[str]]:
-    """Write the logits [B, T, V] of tokens [B, T], float32, and say what computed them.
+    """Write the logits of tokens to a file, float32 [B, T, V].
 
-    `problems` are the tensors that `transformers` misses, does not expect, or of which it expects
-    another shape: it goes on with random ones.
+    Args:
+        folder: the Hugging Face folder.
+        tokens: .npy file with token ids [B, T].
+        logits: .npy file to write.
+
+    Returns:
+        `computed_by`: versions of transformers and torch. `problems`: tensors that are missing,
+        unexpected or of a wrong shape; transformers replaces those by random ones.
     """
     model, loading = transformers.AutoModelForCausalLM.from_pretrained(
         folder,

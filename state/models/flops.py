@@ -24,8 +24,8 @@ __all__ = ["FlopsMixin", "decoder_flops", "matmul_flops"]
 class FlopsMixin:
     """Counts the floating point operations of a model's forward pass.
 
-    A formula gives those of a decoder (`decoder_flops`). Any other model is traced, and its matrix
-    products and convolutions are counted (`matmul_flops`).
+    For a decoder they follow from a formula (`decoder_flops`). Any other model is traced, and its
+    matrix multiplications and convolutions are counted (`matmul_flops`).
     """
 
     if TYPE_CHECKING:
@@ -35,11 +35,11 @@ class FlopsMixin:
         """Return the forward pass's operations per token; training takes about three times as many.
 
         Args:
-            batch_size: rows.
+            batch_size: number of rows.
             sequence_length: tokens of each row.
 
         Raises:
-            ArgumentError: as `_flop`.
+            ArgumentError: for the reasons of `_flop`.
         """
         tokens = batch_size * sequence_length
         return self._flop(self.config, batch_size, sequence_length) / max(tokens, 1)
@@ -47,18 +47,19 @@ class FlopsMixin:
     def _flop(self, config: Any, batch_size: int, sequence_length: int) -> int:
         """Return the operations of one forward pass over a batch; a multiply-add is two.
 
-        With a DecoderConfig this is `decoder_flops`, without adapters. Any other model's forward
-        pass is traced on shapes alone, and its matrix products and convolutions are counted, scans
-        with all of their steps. Neither counts elementwise operations (norms, softmax).
+        For a DecoderConfig the result is that of `decoder_flops`, in which adapters do not count.
+        Any other model's forward pass is traced without computing it, and its matrix
+        multiplications and convolutions are counted (`matmul_flops`). Elementwise operations
+        (norms, softmax) never count.
 
         Args:
-            config: the model's own, or another of its class.
-            batch_size: rows.
+            config: the model's configuration, or another of its class.
+            batch_size: number of rows.
             sequence_length: tokens of each row.
 
         Raises:
-            ArgumentError: sizes below 1, a forward pass without `input_ids`, or one whose number
-                of operations is not known before it runs.
+            ArgumentError: a size is below 1, the forward pass has no `input_ids`, or its number of
+                operations is only known when it runs.
         """
         if batch_size < 1 or sequence_length < 1:
             raise ArgumentError(
@@ -92,17 +93,17 @@ class FlopsMixin:
 
 
 def decoder_flops(config: DecoderConfig, batch_size: int, sequence_length: int) -> int:
-    """Return the operations of the decoder's matrix products in one forward pass.
+    """Return the operations of a decoder's matrix multiplications in one forward pass.
 
     A multiply-add is two operations. With B rows of S tokens, L layers, model size D, N heads and K
     key/value heads of size H, feed-forward size F and vocabulary V, a decoder like Llama's takes::
 
         2 B S (L (D N H + 2 D K H + N H D + 2 S N H + 3 D F) + D V)
 
-    Other decoders count each product that a token takes part in, and only the experts that it goes
-    to. The attention term 2 S N H counts every pair of tokens, though half of them, and more with a
-    window, are masked: they are computed nevertheless. The output head counts whether tied or not;
-    looking up embeddings is free.
+    In other decoders, each matrix that a token is multiplied by counts, and of the experts only
+    those that the token uses. The attention term 2 S N H counts all pairs of tokens, also masked
+    ones, since they are computed, too. The output head always counts, tied or not; embedding
+    look-ups do not.
 
     Source: PaLM (arXiv 2204.02311, appendix B), with grouped heads, a gated feed-forward layer and
         the forward pass alone.
@@ -121,14 +122,15 @@ def decoder_flops(config: DecoderConfig, batch_size: int, sequence_length: int) 
 
 
 def matmul_flops(function: Callable[..., Any], *args: Any) -> int:
-    """Return the operations of all matrix products and convolutions in one call.
+    """Return the operations of all matrix multiplications and convolutions in one call.
 
-    A multiply-add is two operations. The function is only traced; `jax.ShapeDtypeStruct`s will do
-    as arguments. A scan's body counts once for each step, a conditional's largest branch once.
+    A multiply-add is two operations. The function is only traced, so `jax.ShapeDtypeStruct`s are
+    enough as arguments. The body of a scan counts once per step; of a conditional, only the branch
+    with the most operations counts.
 
     Raises:
-        ArgumentError: a product in a loop whose number of steps is only known when it runs, or in
-            a kernel that can't be inspected.
+        ArgumentError: a loop whose number of steps is only known when it runs has matrix
+            multiplications, or there is a kernel that can't be inspected.
     """
     return _count(jax.make_jaxpr(function)(*args).jaxpr)
 

@@ -44,7 +44,7 @@ class GenerationOutput(struct.PyTreeNode):
 
 
 class EasyGenerationMixin:
-    """Text generation for any causal language model; fast for those that take a `cache`."""
+    """Text generation for causal language models; fast if the forward pass takes a `cache`."""
 
     if TYPE_CHECKING:
         config: EDPretrainedConfig
@@ -52,7 +52,7 @@ class EasyGenerationMixin:
         init_operations_cache: Callable[..., KVCache]
 
     def can_generate(self) -> bool:
-        """Return whether the forward pass takes `input_ids` and `attention_mask`."""
+        """Return whether `generate` works: the forward pass takes `input_ids`, `attention_mask`."""
         parameters = inspect.signature(type(self).__call__).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         return "input_ids" in parameters and ("attention_mask" in parameters or takes_any)
@@ -76,44 +76,45 @@ class EasyGenerationMixin:
         """Continue each prompt.
 
         Settings that the call leaves out come from the model's generation_config.json. Without
-        either, the likeliest token is taken each time. Prompts are padded to a few lengths
+        such settings, the likeliest token is taken each time. Prompts are padded to a few lengths
         ("buckets"), so that nearby lengths share one compilation. The model runs in evaluation mode
-        (no dropout, running averages), and it is not changed.
+        (no dropout, running averages) and is not changed.
 
-        With the same key, a row's tokens depend on its prompt and its number in the batch, but not
-        on the other rows or on padding, apart from rounding of the logits.
+        With the same `rng`, a row's new tokens depend on its prompt and its number in the batch,
+        not on other rows or on padding, except for rounding of the logits.
 
         Args:
             input_ids: integers (batch, tokens).
             attention_mask: 1 for tokens, 0 for padding, which must be on the left.
-            max_new_tokens: most tokens to add, 20 by default; together with the longest prompt at
-                most the config's `max_position_embeddings`; with dynamic rotary positions, which
-                follow the length of a sequence, any number.
-            do_sample: draw tokens at random; by default if `temperature` is above 0, or `top_p`,
-                `top_k` or `min_p` is given.
-            temperature: divides the logits, 1 by default; 0 takes the likeliest token.
+            max_new_tokens: maximum number of tokens to add, 20 by default. With the longest prompt
+                they may be at most the config's `max_position_embeddings`, except with dynamic
+                rotary positions, which have no limit.
+            do_sample: whether to draw tokens at random; by default if `temperature` is above 0, or
+                `top_p`, `top_k` or `min_p` is given.
+            temperature: divisor of the logits, 1 by default; 0 takes the likeliest token.
             top_p: draw from the likeliest tokens whose probabilities sum up to this.
-            top_k: draw from this many likeliest tokens, 0 for all. By default 50 where the file or
-                `generation_config` exists and does not set it, as in transformers, else all.
-            eos_token_id: stop a row at one of these; by default those of the file, or without a
-                file those of the config; () for none.
-            pad_token_id: token after a row's end; by default found in the same way, else its
-                first end-of-sequence token, else 0.
+            top_k: draw from this many likeliest tokens, 0 for all. If it is not set, 50 if there
+                are other settings (the file or `generation_config`), as in transformers; else all.
+            eos_token_id: one or more tokens that end a row; () for none. By default those of the
+                file, or without a file those of the config.
+            pad_token_id: token after a row's end. By default that of the file or the config, else
+                the first end-of-sequence token, else 0.
             rng: a JAX key, a seed or `nnx.Rngs`; seed 0 by default.
-            generation_config: settings by name instead of the model's file; {} for none.
-            **settings: any other of `max_length`, `min_length`, `min_new_tokens`, `min_p`,
+            generation_config: settings by name that replace the model's file; {} for no settings.
+            **settings: further settings: `max_length`, `min_length`, `min_new_tokens`, `min_p`,
                 `repetition_penalty`, `no_repeat_ngram_size`, `bad_words_ids`, `sequence_bias`,
                 `suppress_tokens`, `begin_suppress_tokens`, `forced_bos_token_id`,
-                `forced_eos_token_id` and `remove_invalid_values`. A length counts a prompt with its
-                padding; no other setting counts padding as tokens.
+                `forced_eos_token_id` and `remove_invalid_values`. `max_length` and `min_length`
+                include the prompt and its padding; no other setting counts padding.
 
         Raises:
-            ArgumentError: an argument out of range, arguments that contradict, settings here or in
-                the file that can't act (all are listed), padding elsewhere than on the left, more
-                tokens than the model can take, or a model whose forward pass can't be used.
+            ArgumentError: an argument is out of range, arguments contradict each other, settings
+                of the call or the file are not supported (all are listed), padding is not on the
+                left, the tokens are more than the model can take, or the forward pass has not the
+                arguments that this needs.
             ConversionError: generation_config.json holds no JSON object.
 
-        Source: the settings as transformers' `GenerationConfig` defines them.
+        Source: transformers' `GenerationConfig` defines the settings.
         """
         if not self.can_generate():
             raise ArgumentError(
@@ -153,7 +154,7 @@ class EasyGenerationMixin:
             sampling=sampling,
             key=sampling_key(rng),
         )
-        # On the host: cutting and joining on a device would compile anew for each length.
+        # On the host: slicing and joining on a device would compile for each new length.
         new_tokens = np.asarray(tokens)[:, : int(np.asarray(lengths).max())]
         sequences = np.concatenate([np.asarray(input_ids).astype(np.int32), new_tokens], axis=1)
         return GenerationOutput(sequences=jax.device_put(sequences), lengths=lengths)
@@ -165,7 +166,7 @@ class EasyGenerationMixin:
 
         Args:
             input_ids: integers (batch, tokens), padded on the left.
-            max_length: slots of the cache: prompt and new tokens together.
+            max_length: slots of the cache, for prompt and new tokens together.
             attention_mask: 1 for tokens, 0 for padding.
         """
         starts = None
@@ -180,8 +181,8 @@ class EasyGenerationMixin:
         """Return the forward pass's arguments for the next token of each row.
 
         Args:
-            outputs: of the last forward pass.
-            next_tokens: integers (batch,).
-            inputs: of the last forward pass.
+            outputs: outputs of the last forward pass.
+            next_tokens: the tokens that were chosen, integers (batch,).
+            inputs: arguments of the last forward pass.
         """
         return {**inputs, "input_ids": next_tokens[:, None], "cache": outputs.cache}

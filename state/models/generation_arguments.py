@@ -1,4 +1,4 @@
-"""Checked arguments of `generate`, in the form that the compiled loop takes."""
+"""Check of `generate`'s arguments, and their conversion for the compiled loop."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def checked_prompt(
     """Return the prompt as int32 and the mask as bool, both (batch, tokens).
 
     Raises:
-        ArgumentError: no token ids, rows of different lengths, ids outside of the vocabulary, a
-            mask of another shape or of other numbers than 0 and 1, or padding elsewhere than on
-            the left.
+        ArgumentError: there are no token ids, rows have different lengths, ids are outside of the
+            vocabulary, the mask has another shape or numbers other than 0 and 1, or padding is not
+            on the left.
     """
     try:
         prompt = np.asarray(input_ids)
@@ -74,17 +74,17 @@ def checked_prompt(
 
 
 def checked_room(mask: HostArray, settings: Mapping[str, Any], longest: int | None) -> int:
-    """Return the most tokens to add, if the longest prompt leaves that much room.
-
-    A length from the model's own settings is shortened to the room that there is.
+    """Return the maximum number of tokens to add.
 
     Args:
         mask: bool (batch, tokens), False for padding.
-        settings: of generation.
-        longest: tokens that the model can take at most; None for no limit.
+        settings: settings of generation. A length from the model's file is reduced to what the
+            model can take; one from the caller is not.
+        longest: maximum number of tokens that the model can take; None for no limit.
 
     Raises:
-        ArgumentError: not a positive integer, or more than there is room for.
+        ArgumentError: a length is no positive integer, or prompt and new tokens together are more
+            than the model can take.
     """
     new, width, tokens = _USUAL_NEW_TOKENS, mask.shape[1], int(mask.sum(axis=1).max())
     lengths = {"max_new_tokens", "max_length"} & settings.keys()
@@ -122,10 +122,10 @@ def checked_sampling(
     top_k: int | None,
     min_p: float | None = None,
 ) -> Sampling:
-    """Return the settings of sampling: the way that tokens are chosen.
+    """Return the settings that say how tokens are chosen.
 
     Raises:
-        ArgumentError: no number, a value out of range, or `do_sample` contradicts the others.
+        ArgumentError: a value is no number or out of range, or `do_sample` contradicts the others.
     """
     temperature, top_p = _number("temperature", temperature), _number("top_p", top_p)
     min_p = _number("min_p", min_p)
@@ -167,7 +167,7 @@ def checked_integer(name: str, value: Any, *, least: int) -> int:
     """Return the value as an int.
 
     Raises:
-        ArgumentError: it is no integer, below `least`, or too large for JAX.
+        ArgumentError: the value is no integer, is below `least`, or does not fit int32.
     """
     number = _index(value)
     if number is None or not least <= number <= _LARGEST:
@@ -176,19 +176,19 @@ def checked_integer(name: str, value: Any, *, least: int) -> int:
 
 
 def end_tokens(settings: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the tokens that end a row: those of the settings, else none.
+    """Return the tokens that end a row, according to the settings; empty if they name none.
 
     Raises:
-        ArgumentError: they are no integers.
+        ArgumentError: the tokens are no integers.
     """
     return _token_ids("eos_token_id", settings.get("eos_token_id", ()))
 
 
 def padding_token(settings: Mapping[str, Any], eos: tuple[int, ...]) -> int:
-    """Return the token after a row's end: that of the settings, or the first of `eos`, or 0.
+    """Return the token after a row's end: that of the settings, else the first of `eos`, else 0.
 
     Raises:
-        ArgumentError: it is no integer.
+        ArgumentError: the token is no integer.
     """
     return _token("pad_token_id", settings.get("pad_token_id", next(iter(eos), 0)))
 
@@ -199,13 +199,14 @@ def checked_rules(
     """Return the rules that change logits before a token is chosen; None if there are none.
 
     Args:
-        settings: of generation.
+        settings: settings of generation.
         width: tokens of a prompt, padding included.
-        eos: end tokens.
-        vocabulary: how many tokens there are; None if that is unknown.
+        eos: tokens that end a row.
+        vocabulary: size of the vocabulary; None if unknown.
 
     Raises:
-        ArgumentError: a value that can't act.
+        ArgumentError: a setting has a value of a wrong type or out of range, or the tokens that
+            one forces are all suppressed by another.
     """
     rules: dict[str, Any] = {}
     biases = _sequence_bias(settings.get("sequence_bias"), vocabulary)
@@ -222,7 +223,7 @@ def checked_rules(
     if ngram:
         rules["ngram"] = ngram
     words = _sequences("bad_words_ids", settings.get("bad_words_ids", ()), vocabulary)
-    # A word that is an end token would keep rows from ending.
+    # End tokens are not forbidden, else no row could end.
     forbidden = {word: -math.inf for word in words if word not in {(token,) for token in eos}}
     if forbidden:
         rules["forbidden"] = _biases(forbidden)
@@ -259,7 +260,7 @@ def checked_rules(
 
 
 def _refuse_suppressed(rules: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Refuse forced tokens that are all suppressed: with no token left, token 0 would be chosen."""
+    """Raise ArgumentError if forced tokens are all suppressed: token 0 would be chosen instead."""
     suppressed = {int(token) for token in rules.get("suppressed", ())}
     for name, rule in (("forced_bos_token_id", "first"), ("forced_eos_token_id", "last")):
         if rule in rules and {int(token) for token in rules[rule]} <= suppressed:
@@ -272,7 +273,16 @@ def _refuse_suppressed(rules: Mapping[str, Any], settings: Mapping[str, Any]) ->
 
 
 def _sequence_bias(value: Any, vocabulary: int | None) -> dict[tuple[int, ...], float]:
-    """Return biases by sequence, from a dict by tuples, or from JSON pairs of list and number."""
+    """Return the biases by token sequence, checked; empty for None.
+
+    Args:
+        value: a dict from tuples of tokens to numbers, or a list of pairs (tokens, number), as in
+            JSON.
+        vocabulary: size of the vocabulary; None if unknown.
+
+    Raises:
+        ArgumentError: `value` is neither, or has tokens outside of the vocabulary.
+    """
     if value is None:
         return {}
     pairs = [*value.items()] if isinstance(value, Mapping) else value
@@ -307,7 +317,10 @@ def _sequences(name: str, value: Any, vocabulary: int | None) -> list[tuple[int,
 
 
 def _biases(biases: Mapping[tuple[int, ...], float]) -> tuple[Biases, ...]:
-    """Return biases in groups of equal length, shortest first: reordered words don't recompile."""
+    """Return biases in groups of sequences of equal length, shortest first.
+
+    So the order of the settings causes no new compilation.
+    """
     groups: dict[int, list[tuple[int, ...]]] = {}
     for sequence in biases:
         groups.setdefault(len(sequence), []).append(sequence)
@@ -335,13 +348,13 @@ def _in_vocabulary(name: str, tokens: Sequence[int], vocabulary: int | None) -> 
 
 
 def config_value(config: Any, name: str) -> Any:
-    """Return a field of the config, or of the config.json behind it; None if neither has it."""
+    """Return a field of a config, or of the config.json it was read from; None without either."""
     extra = getattr(config, "hf_extra", {})
     return getattr(config, name, extra.get(name))
 
 
 def longest_sequence(config: Any) -> int | None:
-    """Return the most tokens that a model can take; None for no limit."""
+    """Return the maximum number of tokens that a model can take; None for no limit."""
     if hasattr(config, "longest_sequence"):
         own: int | None = config.longest_sequence
         return own
@@ -350,10 +363,10 @@ def longest_sequence(config: Any) -> int | None:
 
 
 def sampling_key(rng: Any) -> jax.Array:
-    """Return a JAX key from a key, a seed or `nnx.Rngs`; from None the key of seed 0.
+    """Return a JAX key from a key, a seed or `nnx.Rngs`; None gives the key of seed 0.
 
     Raises:
-        ArgumentError: it is none of these.
+        ArgumentError: `rng` is none of these.
     """
     if isinstance(rng, nnx.Rngs):
         drawn: jax.Array = rng()
@@ -383,7 +396,7 @@ def _number(name: str, value: Any) -> float | None:
 
 
 def _index(value: Any) -> int | None:
-    """Return the value as an int; None if it is no integer. True and False are none."""
+    """Return the value as an int; None if it is no integer, or a bool."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -398,6 +411,6 @@ def _token(name: str, value: Any) -> int:
 
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
-    # NumPy would make integers of True and False among others.
+    # NumPy would convert True and False among integers to integers.
     tokens = value if isinstance(value, list | tuple) else np.atleast_1d(value).tolist()
     return tuple(_token(name, token) for token in tokens)

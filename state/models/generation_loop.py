@@ -14,7 +14,7 @@ from flax import nnx, struct
 from cairn.state.models.sampling import NO_TOKEN, Rules, greedy, sample
 
 Generated = tuple[jax.Array, jax.Array]
-"""New tokens (batch, room), and how many each row has."""
+"""New tokens (batch, room), and the number of them in each row."""
 
 _SMALLEST_BUCKET = 16
 _LARGEST_DOUBLING = 256
@@ -27,12 +27,15 @@ class Stop(struct.PyTreeNode):
     pad: jax.Array
 
     def now(self, tokens: jax.Array) -> jax.Array:
-        """Return which rows end with these tokens, as a mask."""
+        """Return a mask of the rows that end with these tokens, one per row."""
         return (tokens[:, None] == self.eos[None, :]).any(axis=1)
 
 
 class Sampling(struct.PyTreeNode):
-    """Settings that choose tokens. `random` is static: greedy and sampled are two programs."""
+    """Settings by which tokens are chosen.
+
+    `random` is static under jit: greedy and sampled generation are separate programs.
+    """
 
     temperature: jax.Array
     top_p: jax.Array
@@ -55,7 +58,7 @@ class Sampling(struct.PyTreeNode):
 
 
 def bucket(length: int) -> int:
-    """Return the padded length that nearby lengths share."""
+    """Return the length to pad to; nearby lengths get the same, so that they compile once."""
     if length <= _LARGEST_DOUBLING:
         return max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length())
     return -(-length // _LARGEST_DOUBLING) * _LARGEST_DOUBLING
@@ -70,15 +73,15 @@ def with_cache(
     limit: jax.Array,
     **rest: Any,
 ) -> Generated:
-    """Generate new tokens with a model that keeps keys and values.
+    """Return new tokens, generated with a model that caches keys and values.
 
     Args:
-        graphdef: of the model.
-        state: of the model.
+        graphdef: graphdef of the model.
+        state: state of the model.
         prompt: int32 (batch, tokens), padded on the left.
-        mask: bool, False for padding.
-        limit: most tokens to add.
-        rest: `stop`, `rules`, `sampling` and `key`.
+        mask: bool (batch, tokens), False for padding.
+        limit: maximum number of tokens to add.
+        rest: the arguments `stop`, `rules`, `sampling` and `key` of `_loop`.
     """
     left = bucket(prompt.shape[1]) - prompt.shape[1]
     padding = ((0, 0), (left, 0))
@@ -97,8 +100,11 @@ def without_cache(
     limit: jax.Array,
     **rest: Any,
 ) -> Generated:
-    """Generate new tokens with a model that processes all tokens again at each step."""
-    # Free slots on the right: a model without a cache may count positions from the first slot.
+    """Return new tokens, generated with a model that has no cache and reprocesses all tokens.
+
+    The arguments are those of `with_cache`.
+    """
+    # Pad on the right: a model without a cache may count positions from the first slot.
     tokens = prompt.shape[1]
     right = ((0, 0), (0, bucket(tokens + int(limit)) - tokens))
     prompt, mask = np.pad(prompt, right), np.pad(mask, right)
@@ -195,7 +201,10 @@ def _tokens(prompt: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def _evaluated(graphdef: Any, state: Any) -> Any:
-    """Return a new module for evaluation: a forward pass's changes must not outlive its trace."""
+    """Return a new module in evaluation mode.
+
+    Each trace needs its own, since a forward pass may change the module's variables.
+    """
     model = nnx.merge(graphdef, state, copy=True)
     model.eval()
     return model
@@ -215,19 +224,21 @@ def _loop(
     sampling: Sampling,
     key: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the new tokens (batch, room), padded, and how many there are in each row.
+    """Return the new tokens (batch, room), padded, and the number of them in each row.
 
     Args:
-        logits: of the first new token.
+        logits: logits of the first new token.
         carry: state that `logits_after` passes from call to call.
-        logits_after: next logits from the tokens, their number and the carry.
-        limit: most tokens to add.
-        so_far: tokens of each row, `NO_TOKEN` elsewhere, with slots for the new ones.
+        logits_after: function from the chosen tokens, the step's number and the carry to the next
+            logits and carry.
+        limit: maximum number of tokens to add.
+        so_far: tokens of each row, with slots for the new ones; `NO_TOKEN` in free slots and for
+            padding.
         start: slot of the first new token.
         room: the bucket of `limit`.
-        stop: end tokens and padding.
-        rules: rules that change logits; None for none.
-        sampling: how tokens are chosen.
+        stop: end tokens and padding token.
+        rules: rules that change logits; None for no rules.
+        sampling: settings by which tokens are chosen.
         key: a JAX key.
     """
     batch = logits.shape[0]
@@ -252,7 +263,7 @@ def _loop(
             seen = jax.lax.dynamic_update_slice(seen, tokens[:, None], (jnp.int32(0), at))
         lengths = lengths + (~done).astype(jnp.int32)
         done = done | stop.now(tokens)
-        # No forward pass after the last token: nobody needs its logits.
+        # No forward pass after the last token: its logits are not needed.
         last = (step + 1 >= limit) | done.all()
         logits, carry = jax.lax.cond(
             last,

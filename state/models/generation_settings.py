@@ -1,7 +1,7 @@
-"""Settings of generation from generation_config.json, and those of a `generate` call over them.
+"""Settings of generation: those of generation_config.json, overridden by those of a call.
 
-Each setting takes effect, or changes nothing in the result, or is refused by name. The names, their
-meaning and their neutral values are those of transformers' `GenerationConfig`.
+Each setting either takes effect, or can't change the result, or is refused. Names, meaning and
+neutral values are those of transformers' `GenerationConfig`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cairn.interop.weights.source_folder import parse_json
 from cairn.state.models.generation_arguments import config_value
 
 SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p")
-"""Settings that take effect where tokens are drawn at random."""
+"""Settings that take effect if tokens are drawn at random."""
 
 SETTINGS: Final = frozenset(
     {
@@ -34,7 +34,7 @@ _ONLY_RANDOM: Final[Mapping[str, Any]] = {
     "top_h": None,
     "typical_p": 1.0,
 }
-"""Settings that are refused where tokens are drawn, unless they have this value."""
+"""Settings that are refused, unless they have this value or tokens are not drawn at random."""
 
 _NEUTRAL: Final[Mapping[str, Any]] = {
     "assistant_ensemble_weight": None,
@@ -57,30 +57,30 @@ _NEUTRAL: Final[Mapping[str, Any]] = {
     "watermarking_config": None,
     **_ONLY_RANDOM,
 }
-"""Settings that are refused unless they have just this value."""
+"""Settings that are refused unless they have this value."""
 
 _HARMLESS: Final = frozenset(
     {
-        # of beams alone
+        # used by beam search only
         *("early_stopping", "length_penalty"),
-        # how fast, and in which memory
+        # about speed and memory
         *("assistant_confidence_threshold", "assistant_early_exit", "assistant_lookbehind"),
         *("cache_config", "cache_implementation", "compile_config", "continuous_batching_config"),
         *("disable_compile", "low_memory", "max_cache_len", "max_matching_ngram_size"),
         *("num_assistant_tokens", "num_assistant_tokens_schedule", "prefill_chunk_size"),
         *("prompt_lookup_num_tokens", "speculation_type", "target_lookbehind", "use_cache"),
         "use_mtp",
-        # which other numbers transformers returns; a scale that no choice depends on
+        # about what else transformers returns; a normalization that changes no choice
         *("output_attentions", "output_hidden_states", "output_logits", "output_scores"),
         *("renormalize_logits", "return_dict_in_generate"),
-        # of the file
+        # about the file itself
         *("transformers_version", "trust_remote_code"),
     }
 )
-"""Settings of a file that change no token."""
+"""Settings in a file that are ignored, as they change no token."""
 
 _LOSSY_CACHE: Final = ("cache_implementation", "quantized")
-"""The one cache setting that changes tokens."""
+"""Name and value of the only cache setting that changes tokens."""
 
 _USUAL_TOP_K: Final = 50
 """Default `top_k` of transformers, where settings leave it out."""
@@ -89,16 +89,17 @@ _USUAL_TOP_K: Final = 50
 def merged_settings(
     config: Any, generation_config: Mapping[str, Any] | None, call: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the settings that take effect, by name; those of the call win.
+    """Return the settings that take effect, by name; those of the call override the model's.
 
     Args:
-        config: of the model; it may have a generation_config.json, or such keys in config.json.
-        generation_config: instead of these; None for the model's own.
-        call: the caller's settings; None leaves one out.
+        config: configuration of the model, with its generation_config.json, or with settings of
+            generation in its config.json.
+        generation_config: settings that replace the model's; None to use the model's.
+        call: settings of the call; None as a value means that it is not set.
 
     Raises:
-        ConversionError: the file holds no JSON object.
-        ArgumentError: settings are unknown, or can't act here; all are listed.
+        ConversionError: generation_config.json holds no JSON object.
+        ArgumentError: settings are unknown or not supported; all are listed.
     """
     call = _said(call)
     own = _own(config) if generation_config is None else _given(config, generation_config)
@@ -124,9 +125,9 @@ def merged_settings(
 
 
 def _own(config: Any) -> dict[str, Any]:
-    """Return the model's own settings: of the file, else of its config.json, as in old models.
+    """Return the model's settings: those of generation_config.json, else of its config.json.
 
-    If there is a file, the config's end and padding tokens are for training alone.
+    If there is a generation_config.json, the end and padding tokens in config.json do not count.
     """
     raw = getattr(config, "tokenizer_files", {}).get(GENERATION_FILE)
     if raw is not None:
@@ -148,7 +149,7 @@ def _given(config: Any, generation_config: Any) -> dict[str, Any]:
 
 
 def _of_config(config: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings; end and padding tokens that they leave out come from the config."""
+    """Return the settings with end and padding tokens of the config, if they have none."""
     said = _said(settings)
     usual = {"top_k": _USUAL_TOP_K} if said else {}
     tokens = {name: config_value(config, name) for name in ("eos_token_id", "pad_token_id")}
@@ -160,7 +161,12 @@ def _said(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lengths(own: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return lengths: one in the call hides both of the file; new tokens go before lengths."""
+    """Return the settings about lengths.
+
+    If the call sets a maximum, both maximums of the model's settings are ignored; the same for
+    minimums. A number of new tokens overrides a length. `own_max_length` is True if the call sets
+    no maximum.
+    """
     chosen: dict[str, Any] = {}
     for names in (("max_new_tokens", "max_length"), ("min_new_tokens", "min_length")):
         source = call if any(name in call for name in names) else own
@@ -171,7 +177,10 @@ def _lengths(own: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sampling(own: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of sampling; those in the call turn it on, and so does `do_sample`."""
+    """Return the settings of sampling.
+
+    Those of the model's settings only count if the call, or `do_sample`, turns sampling on.
+    """
     settings = {name: call.get(name) for name in SAMPLING}
     is_sampling = any(value is not None for value in settings.values())
     do_sample = call.get("do_sample", None if is_sampling else own.get("do_sample"))

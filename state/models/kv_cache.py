@@ -13,14 +13,16 @@ from cairn.interop.errors import ArgumentError
 
 
 class KVCache(struct.PyTreeNode):
-    """A buffer of `S` slots for each row; all layers in one array, so that updates stay in place.
+    """Keys and values of the tokens so far, in `S` slots for each row.
+
+    All layers share one array, so that a compiled update works in place.
 
     Attributes:
-        keys: keys, after rotation; slots beyond `length` hold zeros.
-        values: values.
+        keys: keys after rotation; free slots are zero.
+        values: values; free slots are zero.
         valid: slots that may be attended to (False: padding).
-        starts: first slot of each row that is a token; positions count from it.
-        length: slots written so far, the same for all rows.
+        starts: for each row, the first slot with a token; positions count from it.
+        length: number of slots written so far, the same for all rows.
     """
 
     keys: Float[Array, "L B S K H"]
@@ -42,14 +44,26 @@ class KVCache(struct.PyTreeNode):
         starts: jax.Array | None = None,
         value_dim: int | None = None,
     ) -> KVCache:
-        """Return a cache without tokens; none attends to slots before `starts` (left padding)."""
+        """Return a cache without tokens.
+
+        Args:
+            layers: number of layers.
+            batch_size: number of rows.
+            max_length: number of slots in each row.
+            kv_heads: number of key/value heads.
+            head_dim: size of a key.
+            dtype: dtype of keys and values.
+            starts: for each row, the first slot with a token; slots before it are left padding.
+                None for 0.
+            value_dim: size of a value; None for that of a key.
+        """
         shape = (layers, batch_size, max_length, kv_heads)
         sizes = (head_dim, head_dim if value_dim is None else value_dim)
         if starts is None:
             starts = jnp.zeros((batch_size,), jnp.int32)
         starts = jnp.broadcast_to(jnp.asarray(starts, jnp.int32), (batch_size,))
         valid = jnp.arange(max_length)[None, :] >= starts[:, None]
-        # Two buffers, not one twice: a donated cache must not hold the same buffer in two places.
+        # Two buffers: a cache can't be donated if keys and values are the same buffer.
         keys, values = (jnp.zeros((*shape, size), dtype) for size in sizes)
         return cls(keys, values, valid, starts, jnp.zeros((), jnp.int32))
 
@@ -59,10 +73,12 @@ class KVCache(struct.PyTreeNode):
         return int(self.valid.shape[1])
 
     def check_room(self, tokens: int) -> None:
-        """Check that the cache has slots for more tokens; a traced cache's fill is unknown.
+        """Check that the cache has free slots for more tokens.
+
+        The length of a traced cache is unknown; then only the total number of slots is checked.
 
         Raises:
-            ArgumentError: it has too few.
+            ArgumentError: the cache has too few slots.
         """
         traced = isinstance(self.length, jax.core.Tracer)
         written = 0 if traced else int(self.length)
@@ -80,7 +96,7 @@ class KVCache(struct.PyTreeNode):
         return jnp.maximum(slots[None, :] - self.starts[:, None], 0)
 
     def mask_tokens(self, attention_mask: Array) -> KVCache:
-        """Mark which of the next tokens are padding."""
+        """Return the cache with padding marked: those of the next tokens that the mask has as 0."""
         update = attention_mask.astype(jnp.bool_)
         old = jax.lax.dynamic_slice(self.valid, (jnp.int32(0), self.length), update.shape)
         new = jax.lax.dynamic_update_slice(self.valid, old & update, (jnp.int32(0), self.length))
@@ -88,15 +104,16 @@ class KVCache(struct.PyTreeNode):
         return masked
 
     def visible(self, tokens: int) -> Bool[Array, "B T S"]:
-        """Return which slots each of the next `tokens` tokens may attend to, as a mask."""
+        """Return a mask of the slots that each of the next `tokens` tokens may attend to."""
         return causal_mask(tokens, None, self)[None, :, :] & self.valid[:, None, :]
 
     def write(
         self, layer: int | jax.Array, key: Float[Array, "B T K H"], value: Float[Array, "B T K V"]
     ) -> tuple[KVCache, Float[Array, "B S K H"], Float[Array, "B S K V"]]:
-        """Put one layer's new keys and values into the next slots.
+        """Write one layer's new keys and values into the next slots.
 
-        Returns the cache, and that layer's keys and values. Only `advance` moves `length`.
+        Returns the new cache, and all keys and values of that layer. `length` stays the same until
+        `advance`.
         """
         zero = jnp.int32(0)
         at = (jnp.asarray(layer, jnp.int32), zero, self.length, zero, zero)
@@ -108,7 +125,7 @@ class KVCache(struct.PyTreeNode):
         return self.replace(keys=keys, values=values), whole[0], whole[1]
 
     def advance(self, tokens: int) -> KVCache:
-        """Count the tokens that every layer has now written."""
+        """Return the cache with its length increased by tokens that all layers have written."""
         advanced: KVCache = self.replace(length=self.length + jnp.int32(tokens))
         return advanced
 
@@ -116,12 +133,14 @@ class KVCache(struct.PyTreeNode):
 def causal_mask(
     tokens: int, window: int | None, cache: KVCache | None = None
 ) -> Bool[Array, "T S"]:
-    """Return which slots each of the next tokens sees, apart from padding: none after its own.
+    """Return a mask of the slots that each of the next tokens may attend to, ignoring padding.
+
+    A token attends to its own slot and earlier ones.
 
     Args:
         tokens: number of tokens.
-        window: most slots that each token sees, its own included; None: all before it.
-        cache: the cache whose slots they take; None: the tokens themselves are the slots.
+        window: maximum number of slots that a token attends to, including its own; None for all.
+        cache: the cache whose next slots the tokens get; None if the tokens are the only slots.
     """
     first = jnp.int32(0) if cache is None else cache.length
     own = (first + jnp.arange(tokens, dtype=jnp.int32))[:, None]

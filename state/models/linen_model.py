@@ -34,15 +34,15 @@ __all__ = ["EDPretrainedModel", "model_markdown"]
 
 _PLAIN = (bool, int, float, str, type(None))
 _OF_A_MODEL = frozenset({"seed"})
-"""Attributes that say how one model was made, and do not affect what it computes."""
+"""Attributes that only say how a model was created, and do not affect its results."""
 
 
 class EDPretrainedModel:
     """A Linen module, its configuration and its parameters.
 
-    The parameters are a nested dict at `params`; every method that needs them accepts others as
-    `params=`, so that a function of them can be differentiated and compiled. A subclass defines
-    the module's call (`__call__`), its embeddings, and its caches:
+    The parameters are a nested dict, `params`. Methods that use parameters accept others as
+    `params=`, so that functions of the parameters can be differentiated and compiled. A subclass
+    defines the call (`__call__`), and if needed embeddings and caches:
 
         class MyModel(EDPretrainedModel):
             module_class = MyModule   # MyModule(config, dtype=dtype) is the Linen module
@@ -51,19 +51,19 @@ class EDPretrainedModel:
                 params = self.params if params is None else params
                 return self.module.apply({"params": params}, input_ids)
 
-    That is all it takes to train, save, load and export it: `to_easydel_state` makes a state, which
-    `EasyDeLState.load_state` finds again by the class's name once the class is defined, and
-    `save_pretrained` writes the parameters under their own names, dots between them. A class with
-    an `__init__` of its own needs no `module_class`: it is made as
-    `MyModel(config, dtype=..., _do_init=False)`. A module that can't run without other collections
-    than its parameters, such as the averages of a BatchNorm, is refused there.
+    This is enough to train, save, load and export the model. `to_easydel_state` makes a training
+    state; `EasyDeLState.load_state` loads it in a program that defines a class of this name.
+    `save_pretrained` writes the parameters under their paths, joined by dots. A class with its own
+    `__init__` needs no `module_class`, but must accept the call
+    `MyModel(config, dtype=..., _do_init=False)`. For these uses, modules that need collections
+    other than parameters, such as BatchNorm averages, are refused.
 
     Attributes:
-        module_class: the Linen module's class, or a function that makes it; called with the config
-            and `dtype=`.
+        module_class: class of the Linen module, or a function that makes it; it is called with the
+            config and `dtype=`.
         module: the Linen module.
-        input_shape: shape of the input that the module is initialised with: (batch, tokens).
-        seed: of the initial parameters.
+        input_shape: shape (batch, tokens) of the input that the module is initialised with.
+        seed: seed of the initial parameters.
         dtype: dtype of the computation.
     """
 
@@ -88,14 +88,14 @@ class EDPretrainedModel:
         """Make the model.
 
         Args:
-            config: shape and options.
-            module: takes integers of `input_shape`; its `params` are the model's. By default the
-                module that `module_class` makes.
-            input_shape: of the input that the module is initialised with.
-            seed: of the initial parameters.
-            dtype: dtype of the computation, as the module has it.
-            _do_init: make new parameters. If False, the model is abstract: pass parameters to each
-                call, or set `params`.
+            config: sizes and options of the model.
+            module: the Linen module, whose input is integers of `input_shape`; None for the one
+                that `module_class` makes.
+            input_shape: shape (batch, tokens) of the input that the module is initialised with.
+            seed: seed of the initial parameters.
+            dtype: dtype of the computation; must be the module's.
+            _do_init: whether to make new parameters. If False, set `params` later, or pass
+                parameters to each call.
         """
         self._config = config
         self.input_shape = tuple(input_shape)
@@ -167,7 +167,7 @@ class EDPretrainedModel:
 
         Args:
             rng: a JAX key.
-            input_shape: by default the model's.
+            input_shape: shape of the input; None for the model's `input_shape`.
         """
         shape = self.input_shape if input_shape is None else tuple(input_shape)
 
@@ -182,13 +182,13 @@ class EDPretrainedModel:
         """Return the parameters' tree with a NamedSharding in place of each leaf.
 
         Args:
-            partition_rules: pairs of a regular expression and a PartitionSpec; by default the
-                config's, else the axis names that the module gives its parameters
-                (`linen.with_partitioning`), be they logical or a mesh's own.
-            mesh: by default the config's.
+            partition_rules: pairs of a regular expression and a PartitionSpec; None for the
+                config's rules, else those that follow from the axis names of the parameters
+                (`linen.with_partitioning`), which may be logical names or mesh axes.
+            mesh: the mesh; None for the config's.
 
         Raises:
-            ShardingError: if leaves do not fit; lists all of them.
+            ShardingError: if the mesh does not divide some leaves; lists all of them.
         """
         rules = check_rules(partition_rules)
         if rules is None:
@@ -238,11 +238,14 @@ class EDPretrainedModel:
         raise self._undefined("init_cache")
 
     def to_nnx(self, params: Any = None) -> EasyDeLBaseModule:
-        """Return this model as an NNX module, around the same arrays.
+        """Return this model as an NNX module that shares its arrays.
+
+        Args:
+            params: the parameters; None for the model's own.
 
         Raises:
-            ArgumentError: if the config alone does not give this model's module or plain
-                attributes.
+            ArgumentError: if a model made from the config alone has another module, or other plain
+                attributes, than this one.
         """
         own: Any = type(self)
         rebuilt = linen_model(own, self.config, self.dtype)
@@ -276,10 +279,10 @@ class EDPretrainedModel:
 
     @classmethod
     def from_nnx(cls, model: EasyDeLBaseModule) -> Self:
-        """Return the Linen form of an NNX module, around the same arrays.
+        """Return an NNX form of this class as a Linen model that shares its arrays.
 
         Raises:
-            ArgumentError: if it is no NNX form of this class.
+            ArgumentError: if the module is no NNX form of this class.
         """
         if not isinstance(model, cls.nnx_class()):
             raise ArgumentError(
@@ -295,7 +298,7 @@ class EDPretrainedModel:
 
     @classmethod
     def nnx_class(cls) -> type[EasyDeLBaseModule]:
-        """Return the class of the NNX form, which loads, saves and trains it."""
+        """Return the class of the NNX form, by which the model is loaded, saved and trained."""
         if cls._nnx_class is None:
             raise NotImplementedError(f"{cls.__name__} does not define nnx_class")
         return cls._nnx_class
@@ -303,7 +306,7 @@ class EDPretrainedModel:
     # -- generation ----------------------------------------------------------------------------
 
     def can_generate(self) -> bool:
-        """Return whether the model makes caches, and so can generate text."""
+        """Return whether the model can generate text: whether its class defines `init_cache`."""
         return type(self).init_cache is not EDPretrainedModel.init_cache
 
     def prepare_inputs_for_generation(
@@ -313,13 +316,13 @@ class EDPretrainedModel:
 
         Args:
             input_ids: integers (batch, tokens).
-            max_length: prompt and new tokens together.
+            max_length: number of slots for prompt and new tokens together.
             attention_mask: 1 for tokens, 0 for padding, which is on the left.
 
         Returns:
-            `past_key_values`, an empty cache; `attention_mask` (batch, max_length), which is 1 for
-            every slot that may be attended to, those of new tokens included; `position_ids` of the
-            prompt.
+            `past_key_values`: an empty cache. `attention_mask` (batch, max_length): 1 for slots
+            that may be attended to, including those of new tokens. `position_ids`: positions of
+            the prompt's tokens.
 
         Raises:
             ArgumentError: if `max_length` leaves no room for the prompt.
@@ -345,8 +348,8 @@ class EDPretrainedModel:
         """Return the arguments of the next call of a generation, without the new tokens.
 
         Args:
-            outputs: of the last call; they carry the `cache`.
-            inputs: the last call's arguments.
+            outputs: outputs of the last call, with the `cache`.
+            inputs: arguments of the last call.
         """
         return {
             **inputs,
@@ -366,9 +369,10 @@ class EDPretrainedModel:
         """Return a training state of this model.
 
         Args:
-            params: by default the model's.
-            tx: an optimizer; its state is made where the parameters are.
-            **create_arguments: more arguments of `EasyDeLState.create`.
+            params: the parameters; None for the model's own.
+            tx: the optimizer, whose state is initialised on the parameters' devices; None for a
+                state without one.
+            **create_arguments: further arguments of `EasyDeLState.create`.
         """
         model = self.to_nnx(params)
         state: EasyDeLState = model.to_state(tx, **create_arguments)
@@ -381,13 +385,13 @@ class EDPretrainedModel:
     def to_8bit(
         self, params: Any = None, *, group_size: int = 64, quantization_pattern: str = ".*"
     ) -> Self:
-        """Return the model with its matrices in int8 (method "8bit"); this one stays as it is.
+        """Return a new model with its matrices quantized to int8 (method "8bit").
 
-        The new model runs, generates and saves a state; it can't be trained.
+        It can run, generate, and save its state, but not be trained.
 
         Args:
-            params: by default the model's.
-            group_size: inputs that share a scale, -1 for all.
+            params: the parameters; None for the model's own.
+            group_size: number of inputs that share a scale, -1 for all of them.
             quantization_pattern: regular expression, searched in each layer's path.
         """
         model = self.to_nnx(params)
@@ -404,10 +408,10 @@ class EDPretrainedModel:
         """Write config.json, safetensors and tokenizer files that transformers loads.
 
         Args:
-            save_directory: a folder, here or in a store.
-            params: by default the model's.
-            max_shard_size: most bytes of tensors per file ("5GB").
-            float_dtype: cast floating weights to this; None keeps their dtypes.
+            save_directory: the folder, local or in a store.
+            params: the parameters; None for the model's own.
+            max_shard_size: maximum bytes of tensors per file, as a number or a text such as "5GB".
+            float_dtype: dtype to cast floating weights to; None keeps their dtypes.
 
         Returns:
             The names of the files written.
@@ -420,18 +424,18 @@ class EDPretrainedModel:
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | os.PathLike[str] | StoreURI, **arguments: Any
     ) -> Self:
-        """Return a model with pretrained weights; each is read and placed alone.
+        """Return a model with pretrained weights, which are read and placed slice by slice.
 
         Args:
-            pretrained_model_name_or_path: a folder or a *.gguf file, here or in a store, or a hub
+            pretrained_model_name_or_path: a folder or a *.gguf file, local or in a store, or a hub
                 id such as "org/name".
             **arguments: those of `EasyDeLBaseModule.from_pretrained`: `dtype`, `param_dtype`,
                 `precision`, `auto_shard_model`, `mesh`, `partition_rules`, `sharding_axis_dims`,
                 `sharding_axis_names`, `device`, `config_kwargs` and others.
 
         Raises:
-            FileNotFoundError: as `EasyDeLBaseModule.from_pretrained`.
-            ValueError: as `EasyDeLBaseModule.from_pretrained`.
+            FileNotFoundError: the source does not exist, or has no weights in a supported format.
+            ValueError: for the other reasons of `EasyDeLBaseModule.from_pretrained`.
         """
         model = cls.nnx_class().from_pretrained(pretrained_model_name_or_path, **arguments)
         return cls.from_nnx(model)
@@ -452,7 +456,7 @@ class EDPretrainedModel:
         )
 
     def __str__(self) -> str:
-        """Return the configuration and the module as text for people."""
+        """Return the model's `repr` and its configuration as readable text."""
         fields = "\n".join(f"  {key} = {value}" for key, value in self.config.to_dict().items())
         return f"{self!r}\n{fields}"
 
@@ -463,12 +467,13 @@ class EDPretrainedModel:
         return unfreeze(variables.get("params", {}))
 
     def needed_collections(self) -> dict[str, list[str]]:
-        """Return the variables that the module needs besides parameters and caches, by collection.
+        """Return the paths of variables that the module needs besides parameters and caches.
 
-        Collections that it only writes to, as `sow` does, are not included.
+        They are grouped by collection. Collections that the module only writes to, such as those
+        of `sow`, are not included.
         """
         if type(self)._init_variables is not EDPretrainedModel._init_variables:
-            return {}  # who initialises it with other inputs says what is of it
+            return {}  # a class with its own initialisation decides itself
         inputs = jnp.zeros(self.input_shape, jnp.int32)
         key = jax.random.key(0)
         initial = jax.eval_shape(lambda: meta.unbox(unfreeze(self.module.init(key, inputs))))
@@ -487,7 +492,7 @@ class EDPretrainedModel:
         return {}
 
     def params_with_axes(self) -> Any:
-        """Return the abstract parameters; those with axis names are `nnx.Param`s with them."""
+        """Return the abstract parameters; those with axis names as `nnx.Param`s that have them."""
         boxed = jax.eval_shape(lambda: self._init_variables(jax.random.key(0), self.input_shape))
 
         def with_axes(node: Any) -> Any:
@@ -499,10 +504,11 @@ class EDPretrainedModel:
         return jax.tree.map(with_axes, boxed, is_leaf=_is_box)
 
     def _fitting(self, params: Any) -> Any:
-        """Return the given parameters, or else the model's, in the model's own tree.
+        """Return the given parameters in the structure of the model's tree; for None, the model's.
 
         Raises:
-            TreeStructureError: if they are not exactly the model's; lists every difference.
+            TreeStructureError: if their paths or shapes are not those of the model's parameters;
+                lists all differences.
         """
         if params is None:
             return self.params
@@ -510,7 +516,7 @@ class EDPretrainedModel:
         return rebuild(self.params_shape_tree, params, path=path)
 
     def _param_dtype(self, params: Any) -> np.dtype[Any]:
-        """Return the most common dtype of the floating parameters."""
+        """Return the most common dtype of the floating parameters; float32 if there are none."""
         tree = self.params if params is None else params
         dtypes = [np.dtype(leaf.dtype) for leaf in jax.tree.leaves(tree)]
         floating = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
@@ -528,10 +534,10 @@ def model_markdown(name: str, config: Mapping[str, Any], params: Any) -> str:
     """Return a Markdown page about a model.
 
     Args:
-        name: its title.
-        config: JSON.
-        params: arrays or ShapeDtypeStructs. Leaves whose paths differ only in numbers, as those of
-            a decoder's layers do, and that are alike share a row.
+        name: title of the page.
+        config: the configuration as JSON.
+        params: the parameters, arrays or ShapeDtypeStructs. Leaves of equal shape and dtype whose
+            paths differ only in numbers, such as those of a decoder's layers, share a row.
     """
     rows: dict[tuple[str, tuple[int, ...], str], int] = {}
     elements = nbytes = 0

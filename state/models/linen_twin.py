@@ -1,8 +1,8 @@
-"""NNX form of a Linen model, which saves, loads, trains and exports it.
+"""NNX forms of Linen models, by which they are saved, loaded, trained and exported.
 
-For each `EDPretrainedModel` a class is made here and registered under its name, so that a load
-finds it by that name. It has the parameters, under the paths that Linen gives them, and calls the
-Linen model with them.
+`make_twin` makes a class for each subclass of `EDPretrainedModel` and registers it under the same
+name, so that a load finds it. Its modules have the parameters, under the paths that Linen gives
+them, and call the Linen model with them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class LinenTwin:
     """Mixin that makes an `EasyDeLBaseModule` the NNX form of a Linen model.
 
     Attributes:
-        linen_class: its class; `linen_class(config, dtype=..., _do_init=False)` makes it.
+        linen_class: class of the Linen model, which must accept the call
+            `linen_class(config, dtype=..., _do_init=False)`.
     """
 
     linen_class: ClassVar[Any]
@@ -43,9 +44,9 @@ class LinenTwin:
         """Make new parameters, the floating ones of `param_dtype`.
 
         Raises:
-            ConfigError: if a parameter's name is already an attribute of the module, or the Linen
-                module needs variables that are no parameters, which would be lost.
-            ArgumentError: if the caller gives a precision, which the Linen module alone decides.
+            ConfigError: if a parameter has the name of an attribute of the module, or the Linen
+                module needs variables that are no parameters, which would not be saved.
+            ArgumentError: if a precision is given: the Linen module decides its precision.
         """
         if precision is not None:
             raise ArgumentError(
@@ -114,7 +115,7 @@ def linen_model(linen_class: Any, config: Any, dtype: Any) -> Any:
     """Return the Linen model of a config, without parameters.
 
     Raises:
-        ConfigError: if the class can't be made of a config alone.
+        ConfigError: if the class has further arguments without defaults.
     """
     try:
         inspect.signature(linen_class).bind(config, dtype=dtype, _do_init=False)
@@ -130,7 +131,12 @@ def linen_model(linen_class: Any, config: Any, dtype: Any) -> Any:
 
 
 def _as_variables(tree: Mapping[str, Any], axes: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert nested dicts of arrays to NNX nodes; leaves keep their axis names in `axes`."""
+    """Return nested dicts of arrays as NNX nodes.
+
+    Args:
+        tree: the arrays.
+        axes: tree of the same structure, with `nnx.Param`s for leaves that have axis names.
+    """
     nodes: dict[str, Any] = {}
     for name, value in tree.items():
         named = axes[name]

@@ -1,6 +1,6 @@
-"""Loss of causal language models: equal to transformers', plus z-loss and a router's loss.
+"""Loss of causal language models: that of transformers, and optionally z-loss and a router's loss.
 
-`with_loss` adds it to a forward pass that returns logits alone.
+`with_loss` adds it to a forward pass that does not compute a loss.
 """
 
 import dataclasses
@@ -58,26 +58,26 @@ def causal_lm_loss(
     *,
     auxiliary_loss: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Return the cross entropy of each token given those before it, averaged over counted tokens.
+    """Return the mean cross entropy of predicting each token from those before it, and its parts.
 
-    Logits at position t are compared with the label at t + 1; labels equal to `IGNORE_INDEX` do not
-    count. The sums run in float32 whatever the dtype of the logits. A batch in which no token
-    counts has loss 0 and gradients of 0 (PyTorch gives NaN for both). A label outside of the
-    vocabulary makes the loss NaN: under jit nothing can be raised (PyTorch raises IndexError).
+    Logits at position t are compared with the label at t + 1. Labels equal to `IGNORE_INDEX` do not
+    count. Sums are computed in float32. If no token counts, loss and gradients are 0 (in PyTorch
+    NaN). A label outside of the vocabulary makes the loss NaN, since compiled code can't raise
+    errors (PyTorch raises IndexError).
 
     Args:
         logits: floating, (batch, tokens, vocabulary).
         labels: integers, (batch, tokens).
-        config: parts of the loss; the default is plain cross entropy.
-        auxiliary_loss: scalar that `auxiliary_loss_coefficient` weighs, such as
-            `load_balancing_loss` of a router.
+        config: parts of the loss; None for plain cross entropy.
+        auxiliary_loss: scalar that is added with the weight `auxiliary_loss_coefficient`, such as
+            `load_balancing_loss` of a router; None for none.
 
     Returns:
-        The loss, a float32 scalar, and its parts: "cross_entropy", "z_loss", "auxiliary_loss",
-        "accuracy" and "tokens" (how many count).
+        The loss, a float32 scalar, and its parts: "cross_entropy", "z_loss" and "auxiliary_loss"
+        (if they have a weight), "accuracy" and "tokens" (the number of tokens that count).
 
     Raises:
-        ArgumentError: if logits and labels do not belong together.
+        ArgumentError: if shapes or dtypes of the arguments are wrong or do not fit together.
 
     Source: transformers `ForCausalLMLoss`, PyTorch `CrossEntropyLoss` (label smoothing),
         PaLM (arXiv 2204.02311, section 5: z-loss; its coefficient there is 1e-4).
@@ -131,10 +131,10 @@ def causal_lm_loss(
 
 
 def with_loss(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a forward pass without labels, so that it takes `labels` and `loss_config`.
+    """Return a forward pass with the additional arguments `labels` and `loss_config`.
 
-    With labels, the outputs get `loss` and its parts, `metrics`; logits alone become a
-    `CausalLMOutput`. Outputs with an `auxiliary_loss` pass it to the module's `compute_loss`.
+    If labels are given, the outputs have `loss` and `metrics`, its parts; plain logits become a
+    `CausalLMOutput`. An `auxiliary_loss` in the outputs is passed to the module's `compute_loss`.
     """
     signature = inspect.signature(forward)
     names_config = "loss_config" in signature.parameters
@@ -170,7 +170,7 @@ def with_loss(forward: Callable[..., Any]) -> Callable[..., Any]:
             return replaced
         return CausalLMOutput(logits=parts["logits"], loss=loss, metrics=metrics)
 
-    # The signature tells what a call takes: generation and jit's static arguments look at it.
+    # Generation and `static_arguments` read the signature, so it must name the new arguments.
     call.__signature__ = _with_parameters(  # type: ignore[attr-defined]
         signature, {"labels": jax.Array | None, "loss_config": LossConfig | None}
     )

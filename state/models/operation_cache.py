@@ -16,7 +16,7 @@ from cairn.state.models.kv_cache import KVCache
 
 
 class OperationCacheMixin:
-    """Caches that a model's forward pass takes as `cache=`."""
+    """Creation of the caches that a model's forward pass takes as `cache=`."""
 
     if TYPE_CHECKING:
         config: EDPretrainedConfig
@@ -37,14 +37,15 @@ class OperationCacheMixin:
         """Return an empty cache.
 
         Args:
-            batch_size: rows.
-            max_length: slots in each row: prompt and new tokens together.
-            starts: first slot of each row that is a token; slots before it are left padding.
-            dtype: of keys and values; the model's compute dtype by default.
+            batch_size: number of rows.
+            max_length: slots in each row, for prompt and new tokens together.
+            starts: for each row, the first slot with a token; slots before it are left padding.
+                None for 0.
+            dtype: dtype of keys and values; None for the model's compute dtype.
 
         Raises:
-            ArgumentError: sizes below 1, starts outside of the rows, or a model whose config has no
-                decoder's shape.
+            ArgumentError: a size is below 1, `starts` are no slots of the rows, or the model's
+                config is no `DecoderConfig`.
         """
         if batch_size < 1 or max_length < 1:
             raise ArgumentError(

@@ -11,9 +11,13 @@ __all__ = ["CausalLMOutput"]
 class CausalLMOutput(struct.PyTreeNode, eq=False):  # type: ignore[call-arg]  # flax is untyped
     """Logits of a causal language model, and its loss if labels were given.
 
-    `logits` has the shape (batch, tokens, vocabulary); `loss` is a scalar or None; `cache` is
-    whatever the model keeps between decoding steps; `metrics` holds the parts of the loss;
-    `auxiliary_loss` is a scalar of the model's own, such as a router's, for the loss to weigh.
+    Attributes:
+        logits: logits (batch, tokens, vocabulary).
+        loss: the loss, a scalar; None without labels.
+        cache: what the model keeps between decoding steps, such as keys and values; or None.
+        metrics: parts of the loss, by name; None without labels.
+        auxiliary_loss: a scalar of the model, such as its router's loss, which the loss adds with a
+            weight; or None.
     """
 
     logits: jax.Array

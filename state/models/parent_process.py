@@ -1,14 +1,14 @@
-"""For programs that another process runs: they end when it does, also when it is killed."""
+"""End of a child process when its parent ends, also if the parent is killed."""
 
 import os
 import threading
 
 
 def end_with_parent() -> None:
-    """End this process once its stdin, which the parent holds open, is closed."""
+    """Start a thread that ends this process once its stdin is closed, as the parent's end does."""
 
     def wait() -> None:
-        while os.read(0, 1):  # past Python's buffer, whose lock would be held at the end
+        while os.read(0, 1):  # not sys.stdin: its lock would block the exit
             pass
         os._exit(1)
 

@@ -1,4 +1,4 @@
-"""Auxiliary loss of a mixture of experts: how evenly the router spreads tokens."""
+"""Auxiliary loss of a mixture of experts, which is low if the router spreads tokens evenly."""
 
 from collections.abc import Sequence
 
@@ -16,11 +16,12 @@ def load_balancing_loss(
     top_k: int = 2,
     attention_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Return `E sum_e f_e P_e`: at least `top_k`, if tokens and probabilities spread evenly.
+    """Return the load balancing loss `E sum_e f_e P_e`.
 
-    f_e is the share of tokens that have expert e among their `top_k`; P_e is the mean of the
-    router's probability of e. Both are taken over the tokens of all layers together. Gradients
-    flow through P only. The sums run in float32; if every token is padding, the loss is 0.
+    It is `top_k` if tokens and probabilities are spread evenly over experts, and larger otherwise.
+    f_e is the fraction of tokens that use expert e; P_e is the mean of the router's probability of
+    e. Both are over the tokens of all layers. Gradients flow through P only. Sums are computed in
+    float32; if every token is padding, the loss is 0.
 
     Pass it to `compute_loss(auxiliary_loss=...)`, or return it in
     `CausalLMOutput(auxiliary_loss=...)`; `LossConfig.auxiliary_loss_coefficient` weighs it.
@@ -29,14 +30,14 @@ def load_balancing_loss(
         router_logits: (layers, batch, tokens, experts), or a sequence of layers; a layer may be
             flat, (batch x tokens, experts).
         num_experts: E, the last axis of the logits.
-        top_k: experts that each token goes to.
+        top_k: number of experts that each token uses.
         attention_mask: (batch, tokens), 1 for tokens, 0 for padding, which does not count.
 
     Returns:
         A float32 scalar.
 
     Raises:
-        ArgumentError: shapes that don't go together, or `top_k` beyond the number of experts.
+        ArgumentError: shapes do not fit together, or `top_k` is not from 1 to `num_experts`.
 
     Source: Switch Transformer (arXiv 2101.03961, equations 4 to 6), for several experts per token
         as in transformers `load_balancing_loss_func`.

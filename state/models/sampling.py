@@ -1,4 +1,4 @@
-"""Choice of the next token: rules that change its logits, then the likeliest token, or a draw.
+"""Choice of the next token: rules change its logits, then it is the likeliest one or drawn.
 
 The rules and their order are those of transformers' logits processors.
 """
@@ -11,16 +11,18 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 NO_TOKEN = -1
-"""Marker of padding, and of slots that are still free, in a row of tokens."""
+"""Value of padding, and of free slots, in a row of tokens."""
 
 
 class Biases(struct.PyTreeNode):
-    """Biases on the logit of a token that follows certain tokens; all sequences have one length.
+    """Biases, each on the logit of one token after a certain sequence of tokens.
+
+    All sequences have the same length.
 
     Attributes:
-        after: the tokens before it, (biases, tokens).
-        token: the token, (biases,).
-        bias: the number added to its logit, (biases,).
+        after: the sequences, (biases, tokens).
+        token: the tokens whose logits change, (biases,).
+        bias: the numbers that are added to the logits, (biases,).
     """
 
     after: jax.Array
@@ -30,7 +32,13 @@ class Biases(struct.PyTreeNode):
     def added(
         self, logits: Float[Array, "B V"], tokens: Int[Array, "B T"], at: Int[Array, ""]
     ) -> Float[Array, "B V"]:
-        """Return the logits, with the biases that apply to each row."""
+        """Return the logits plus the biases that apply to each row.
+
+        Args:
+            logits: logits of the next token.
+            tokens: each row's tokens so far.
+            at: slot of the next token.
+        """
         tail = _tail(tokens, at, self.after.shape[1])
         matches = (tail[:, None, :] == self.after[None, :, :]).all(axis=-1)
         none = jnp.zeros_like(self.bias)
@@ -42,17 +50,18 @@ class Rules(struct.PyTreeNode):
     """Rules that change logits before a token is chosen; None or an empty value turns a rule off.
 
     Attributes:
-        biases: added to logits of tokens that would complete a sequence.
-        penalty: divides the logits of tokens that the row has, and multiplies negative ones.
-        ngram: no sequence of this many tokens comes twice in a row; 0 for no limit.
+        biases: biases on tokens that would complete certain sequences.
+        penalty: for tokens that the row already has, positive logits are divided by this number,
+            negative ones multiplied by it.
+        ngram: a row has no sequence of this many tokens more than once; 0 for no limit.
         forbidden: biases that are added after the rules above.
-        least: new tokens before an end token may come.
+        least: number of new tokens before an end token is allowed.
         first: forced first token.
-        last: forced tokens, one of which a row of full length ends with.
-        finite: NaN becomes 0, and infinities the largest numbers.
+        last: tokens, one of which is forced as the last of a row of maximum length.
+        finite: whether to replace NaN by 0, and infinities by the largest finite numbers.
         suppressed: tokens that are never chosen.
-        suppressed_first: tokens that are not chosen as new token number `beginning`.
-        beginning: from 0.
+        suppressed_first: tokens that are not chosen as the new token number `beginning`.
+        beginning: number of a new token, from 0.
     """
 
     biases: tuple[Biases, ...] = ()
@@ -80,11 +89,11 @@ class Rules(struct.PyTreeNode):
         """Return the logits of the next token, float32.
 
         Args:
-            logits: as the model gives them.
-            tokens: each row so far, `NO_TOKEN` elsewhere.
-            at: the slot of the next token.
+            logits: the model's logits.
+            tokens: each row's tokens so far; `NO_TOKEN` in padding and free slots.
+            at: slot of the next token.
             step: number of the new token, from 0.
-            limit: most new tokens.
+            limit: maximum number of new tokens.
             eos: end tokens.
         """
         logits = logits.astype(jnp.float32)
@@ -114,13 +123,13 @@ class Rules(struct.PyTreeNode):
 
 
 def _tail(tokens: Int[Array, "B T"], at: Int[Array, ""], length: int) -> Int[Array, "B L"]:
-    """Return the last tokens before a slot; `NO_TOKEN` where a row has fewer."""
+    """Return the `length` tokens before a slot, padded on the left with `NO_TOKEN`."""
     wide = jnp.pad(tokens, ((0, 0), (length, 0)), constant_values=NO_TOKEN)
     return jax.lax.dynamic_slice_in_dim(wide, at, length, axis=1)
 
 
 def _marked(tokens: Int[Array, "B T"], vocabulary: int) -> Bool[Array, "B V"]:
-    """Return which tokens of the vocabulary are in each row; `NO_TOKEN` is in none."""
+    """Return a mask of the vocabulary for each row: True for tokens that the row has."""
     columns = jnp.where(tokens < 0, vocabulary, jnp.minimum(tokens, vocabulary))
     rows = jnp.arange(tokens.shape[0])[:, None]
     marked = jnp.zeros((tokens.shape[0], vocabulary + 1), jnp.bool_).at[rows, columns].set(True)
@@ -130,7 +139,7 @@ def _marked(tokens: Int[Array, "B T"], vocabulary: int) -> Bool[Array, "B V"]:
 def _repeats(
     tokens: Int[Array, "B T"], at: Int[Array, ""], size: int, vocabulary: int
 ) -> Bool[Array, "B V"]:
-    """Return which tokens would complete a sequence of `size` tokens that the row already has."""
+    """Return a mask of tokens that would repeat a sequence of `size` tokens of the row."""
     windows = tokens.shape[1] - size + 1
     if windows < 1:
         return jnp.zeros((tokens.shape[0], vocabulary), jnp.bool_)
@@ -173,17 +182,25 @@ def sample(
     top_p: Float[Array, ""],
     min_p: Float[Array, ""] | None = None,
 ) -> Int[Array, " B"]:
-    """Draw a token for each row from what `filter_logits` leaves.
+    """Return a token for each row, drawn from those that `filter_logits` and `min_p` leave.
 
-    A row's draw depends on the key, the row's number and its own logits, not on how many other
-    rows there are.
+    The draw depends on the key, the row's number and its own logits, not on other rows.
+
+    Args:
+        logits: logits of the next token.
+        key: a JAX key.
+        temperature: divisor of the logits, above 0.
+        top_k: see `filter_logits`.
+        top_p: see `filter_logits`.
+        min_p: leave out tokens with less than this fraction of the likeliest token's probability;
+            None leaves none out.
     """
     wide = logits.astype(jnp.float32)
-    # The likeliest token at 0: however small the temperature, nothing overflows.
+    # The largest logit becomes 0, so that a small temperature causes no overflow.
     wide = (wide - wide.max(axis=-1, keepdims=True)) / temperature
     kept = filter_logits(wide, top_k=top_k, top_p=top_p)
     if min_p is not None:
-        # The likeliest token is at 0.
+        # The largest logit is 0.
         kept = jnp.where(wide >= jnp.log(min_p), kept, -jnp.inf)
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(logits.shape[0]))
     return jax.vmap(jax.random.categorical)(keys, kept).astype(jnp.int32)
@@ -209,7 +226,7 @@ def filter_logits(
     ordered = jnp.where(ordered >= last, ordered, -jnp.inf)
     likely = jax.nn.softmax(ordered, axis=-1)
     before = jnp.cumsum(likely, axis=-1) - likely
-    # Sums round: without `top_p >= 1`, "all" could lose the last few tokens.
+    # Rounded sums may exceed 1: without `top_p >= 1`, the last tokens could be lost.
     in_nucleus = (before < top_p) | (top_p >= 1) | (jnp.arange(vocabulary) == 0)[None, :]
     kept = in_nucleus & jnp.isfinite(ordered)
     lowest = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)

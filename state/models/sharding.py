@@ -1,4 +1,4 @@
-"""Sharding of a module over a mesh: the part of EasyDeLBaseModule that knows devices."""
+"""Sharding of a module over a mesh, as a mixin of EasyDeLBaseModule."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,15 +22,16 @@ class ModuleShardingMixin:
     """Sharding methods of a module; they change it in place and return it."""
 
     def shard_model(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
-        """Put every leaf on the devices that the rules say.
+        """Shard every leaf over the mesh by partition rules.
 
         Args:
-            partition_rules: pairs of a regular expression and a PartitionSpec; by default the
-                config's, else the axis names that the layers gave their parameters.
-            mesh: by default the one that the module is on, else the config's.
+            partition_rules: pairs of a regular expression and a PartitionSpec; None for the
+                config's rules, else those that follow from the axis names of the parameters.
+            mesh: the mesh; None for the one that the module is on, else the config's.
 
         Raises:
-            ShardingError: if leaves do not fit; lists all of them and moves none.
+            ShardingError: if the mesh does not divide some leaves; lists all of them and moves
+                none.
         """
         tree = nnx.state(self)
         report = self._plan(tree, partition_rules, mesh).raise_for_problems()
@@ -38,9 +39,9 @@ class ModuleShardingMixin:
         return self
 
     def gather_model(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
-        """Bring every leaf to host memory, one by one; the arguments are accepted and ignored.
+        """Gather every leaf into host memory, one by one.
 
-        An array knows its own sharding, so rules and mesh add nothing.
+        The arguments are ignored, as arrays have shardings; EasyDeL's method has them.
         """
         nnx.update(self, gather_tree(nnx.state(self)))
         return self
@@ -52,7 +53,7 @@ class ModuleShardingMixin:
         """
         tree = nnx.state(self)
         mesh = mesh or mesh_of(tree) or self._config().mesh
-        # Axes of size 1 split nothing, and the compiler gives specs back without them.
+        # Axes of size 1 divide nothing, and the specs of compiled results omit them.
         splitting = tuple(name for name, size in mesh.shape.items() if size > 1)
         axes = splitting[0] if len(splitting) == 1 else splitting or None
 
@@ -68,17 +69,17 @@ class ModuleShardingMixin:
         return self
 
     def fully_gather(self, mesh: Mesh | None = None) -> Self:
-        """Bring every leaf to host memory; alias of `gather_model`."""
+        """Gather every leaf into host memory; alias of `gather_model`."""
         return self.gather_model(mesh=mesh)
 
     def explain_sharding(
         self, partition_rules: Any = None, mesh: Mesh | None = None, *, strict: bool = False
     ) -> ShardingReport:
-        """Report for each leaf its rule, its spec, its bytes per device and what does not fit.
+        """Return a report of each leaf's rule, spec, bytes per device and problems; move nothing.
 
         Raises:
-            ShardingError: if `strict`, and leaves do not fit or no rule covers large ones;
-                lists all of them.
+            ShardingError: if `strict` is True, and the mesh does not divide some leaves or no rule
+                covers large ones; lists all of them.
         """
         report = self._plan(nnx.state(self), partition_rules, mesh)
         return report.raise_for_problems(strict=True) if strict else report
@@ -101,14 +102,14 @@ class ModuleShardingMixin:
     def _shard_fns(
         self, partition_rules: Any = None, mesh: Mesh | None = None
     ) -> dict[str, Callable[[Any], Any]]:
-        """Return for each path a function that puts a leaf on the devices that the rules say."""
+        """Return, by path, functions that each shard a leaf by the rules."""
         named = named_leaves(self._named_shardings(partition_rules, mesh))
         return {leaf.path: partial(put_leaf, place=leaf.leaf) for leaf in named}
 
     def _gather_fns(
         self, partition_rules: Any = None, mesh: Mesh | None = None
     ) -> dict[str, Callable[[Any], Any]]:
-        """Return for each path a function that brings a leaf to host memory."""
+        """Return, by path, functions that each gather a leaf into host memory."""
         return {leaf.path: gather_leaf for leaf in named_leaves(nnx.state(self))}
 
     def _apply_sharding_fns(

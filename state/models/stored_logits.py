@@ -1,7 +1,8 @@
-"""A program: the logits of a stored model on given tokens, computed by Cairn.
+"""Program that computes the logits of a stored model on given tokens, with Cairn.
 
-`python -m cairn.state.models.stored_logits RUN TOKENS LOGITS DTYPE`, of a step ("run/steps/N"), two
-.npy files, and the dtype that the weights are rounded to first ("native": none). On stdout: JSON.
+`python -m cairn.state.models.stored_logits RUN TOKENS LOGITS DTYPE` reads the step RUN
+("run/steps/N") and tokens from a .npy file, casts the weights to DTYPE ("native": no cast), writes
+logits to another .npy file, and prints the JSON that `write_logits` returns.
 """
 
 from __future__ import annotations
@@ -18,7 +19,17 @@ from cairn.state.models.parent_process import end_with_parent
 
 
 def write_logits(run: str, tokens: str, logits: str, dtype: str) -> dict[str, str | bool]:
-    """Write the logits [B, T, V] of tokens [B, T], float32, and say what computed them."""
+    """Write the logits of tokens to a file, float32 [B, T, V].
+
+    Args:
+        run: the step, such as "run/steps/N".
+        tokens: .npy file with token ids [B, T].
+        logits: .npy file to write.
+        dtype: dtype to cast the weights to first; "native" for none.
+
+    Returns:
+        `computed_by`: version of JAX. `adapted`: whether the model is quantized or has adapters.
+    """
     model = EasyDeLBaseModule.from_pretrained(
         run, dtype=jnp.float32, param_dtype=None, precision="highest", auto_shard_model=False
     )

@@ -12,10 +12,10 @@ __all__ = ["gather_leaf", "gather_tree"]
 
 
 def gather_leaf(leaf: Any) -> Any:
-    """Return a leaf in host memory: a NumPy array, or for typed PRNG keys an array on one CPU.
+    """Return a leaf in host memory: a NumPy array; typed PRNG keys as an array on a CPU device.
 
-    With several processes all must call this, for the same leaves in the same order. Each process
-    gets the whole leaf, and for that moment its devices hold it whole.
+    In a job of several processes, all must call this for the same leaves in the same order. Each
+    gets the whole leaf; its devices hold the whole leaf during the call.
     """
     if not isinstance(leaf, jax.Array):
         return leaf
@@ -31,8 +31,8 @@ def gather_leaf(leaf: Any) -> Any:
 def gather_tree(tree: Any) -> Any:
     """Return the tree with every leaf in host memory.
 
-    Leaves are gathered one after the other, so at most one leaf is in flight besides the result.
-    With several processes all must call this, and each gets the whole tree.
+    Leaves are gathered one after the other, so devices need memory for one whole leaf only. In a
+    job of several processes, all must call this, and each gets the whole tree.
     """
     leaves, structure = jax.tree.flatten(tree)
     return jax.tree.unflatten(structure, [gather_leaf(leaf) for leaf in leaves])

@@ -1,4 +1,4 @@
-"""Device meshes: making them, finding them on arrays, naming them."""
+"""Device meshes: how to make one, find that of arrays, and show one as text."""
 
 from collections.abc import Sequence
 from math import prod
@@ -39,19 +39,20 @@ def make_mesh(
     *,
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-    """Make a device mesh whose axes the compiler places (Auto axis types).
+    """Return a device mesh with axes of type Auto, over which the compiler places values.
 
-    With `dcn_dims` the mesh is hybrid: along each axis `dcn_dims` granules of `dims` devices each.
-    A granule is a slice of TPUs if devices know their slice, else a process; a single process is
-    one granule. Neighbours along an axis are in one granule as far as possible, so that only steps
-    between granules cross the slower network.
+    With `dcn_dims` the mesh is hybrid, for devices in groups ("granules") with a slower network
+    between them. A granule is a TPU slice if the devices have slices, else a process. Each axis has
+    `dcn_dims` granules with `dims` devices each; neighbours along an axis are in the same granule
+    as far as possible.
 
     Args:
-        dims: devices along each axis; one of them may be -1 for the remaining devices. Without a
-            -1 the mesh may use only the first devices.
+        dims: number of devices along each axis; one of them may be -1 for all remaining devices.
+            Without a -1, a mesh of fewer devices uses the first ones.
         names: name of each axis.
-        dcn_dims: granules along each axis; one of them may be -1.
-        devices: the devices to use, all of this run's by default.
+        dcn_dims: number of granules along each axis; one of them may be -1. None for a mesh that
+            is not hybrid.
+        devices: the devices to use; None for all devices of the job.
 
     Raises:
         ShardingError: if the dims do not fit the names or the devices.
@@ -87,7 +88,7 @@ def make_mesh(
 def hybrid_devices(
     dims: Sequence[int], dcn_dims: Sequence[int], devices: Sequence[Any], *, text: str
 ) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return devices in the shape `dims * dcn_dims`, granule by granule; see `make_mesh`.
+    """Return devices as an array of shape `dims * dcn_dims`, for a hybrid mesh; see `make_mesh`.
 
     Raises:
         ShardingError: if the dims do not fit the devices of a granule or the granules.
@@ -125,7 +126,11 @@ def hybrid_devices(
 
 
 def _resolved(dims: Sequence[int], count: int, what: str, text: str) -> list[int]:
-    """Return the sizes, with the remaining count in place of a -1."""
+    """Return the sizes, with -1 replaced so that their product is `count`.
+
+    Raises:
+        ShardingError: if a size is invalid, or the other sizes do not divide `count`.
+    """
     if any(size != -1 and size < 1 for size in dims) or list(dims).count(-1) > 1:
         raise ShardingError(path=text, expected="sizes of 1 or more, and at most one -1")
     fixed = prod(size for size in dims if size != -1)
@@ -144,7 +149,7 @@ def mesh_text(mesh: Mesh | AbstractMesh) -> str:
 
 
 def mesh_of(tree: Any) -> Mesh | None:
-    """Return the mesh of a tree's leaves; None if they are on none (or traced)."""
+    """Return the mesh of the first leaf that has one; None if no leaf has, or all are traced."""
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.core.Tracer):
             continue
@@ -160,10 +165,10 @@ def sharding_of(leaf: Any) -> Any:
 
 
 def home_of(tree: Any) -> Sharding | None:
-    """Return the sharding for small leaves beside a tree: replicated over its mesh.
+    """Return the sharding for new small leaves that are used together with a tree.
 
-    For leaves that are committed to one device it is that device; for others, and traced ones,
-    None.
+    It is replicated over the tree's mesh, or the device that the tree's leaves are committed to.
+    None if they have neither, or are traced.
     """
     mesh = mesh_of(tree)
     if mesh is not None:
@@ -176,13 +181,13 @@ def home_of(tree: Any) -> Sharding | None:
 
 
 def compiling_mesh(tree: Any) -> AbstractMesh | None:
-    """Return the mesh of values that are being compiled (under `jax.jit`), else None.
+    """Return the mesh of values that are traced under `jax.jit`.
 
-    It is also None where there is nothing to place: on one device, in eager code, and on a mesh
-    whose axes the compiler does not place.
+    None if there is nothing to constrain: outside of jit, on one device, and on a mesh with axes
+    that are not of type Auto.
     """
     for leaf in jax.tree.leaves(tree):
-        # JAX has no public test for "under jit", and gradients wrap the tracer that jit makes.
+        # JAX has no public test for "under jit"; under jax.grad, jit's tracer is wrapped.
         inner = leaf
         while isinstance(inner, jax.core.Tracer) and hasattr(inner, "primal"):
             inner = inner.primal

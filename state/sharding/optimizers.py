@@ -1,11 +1,15 @@
 """Sharding of optimizer state: each leaf follows the parameter that it mirrors.
 
-An optimizer leaf mirrors the parameter whose path is the longest part of its own path. A leaf of
-the parameter's shape (momentum, second moments, accumulated gradients) takes the parameter's
-sharding. A leaf with one dimension less (Adafactor's row and column statistics) takes the sharding
-without that dimension. Dimensions in front (L-BFGS's memory) stay whole. A leaf with some
-dimensions of size 1 (SM3's accumulators) keeps the others' axes. Other small leaves (counters,
-hyperparameters, scales) are replicated, other large ones are sharded automatically.
+A leaf of the optimizer mirrors the parameter whose path is contained in its own; of several, the
+longest. If it has
+
+- the parameter's shape (moments, accumulated gradients), it gets the parameter's sharding;
+- one dimension less (Adafactor's row and column statistics), the sharding without that dimension;
+- additional dimensions in front (L-BFGS's memory), the sharding with these dimensions whole;
+- some dimensions of size 1 (SM3's accumulators), the sharding of the other dimensions.
+
+Other small leaves (counters, hyperparameters, scales) are replicated; other large leaves are
+sharded automatically.
 """
 
 from dataclasses import dataclass
@@ -54,11 +58,13 @@ class _Placement:
 
 
 def optimizer_shardings(opt_state: Any, params: Any) -> Any:
-    """Return the optimizer state with a sharding in place of each leaf, None if there is none.
+    """Return the optimizer state with a sharding in place of each leaf.
+
+    A leaf gets None if the parameters have no shardings.
 
     Args:
-        opt_state: the optimizer's state; shapes are enough (`jax.eval_shape(tx.init, params)`).
-        params: the parameters, with their shardings (arrays, or ShapeDtypeStructs that have one).
+        opt_state: the optimizer's state; may be abstract (`jax.eval_shape(tx.init, params)`).
+        params: the parameters: arrays, or ShapeDtypeStructs with shardings.
     """
     places = [place.sharding for place in _places(opt_state, params)]
     return jax.tree.unflatten(jax.tree.structure(opt_state), places)
@@ -67,10 +73,15 @@ def optimizer_shardings(opt_state: Any, params: Any) -> Any:
 def explain_optimizer(
     opt_state: Any, params: Any, mesh: Mesh | AbstractMesh
 ) -> tuple[LeafPlacement, ...]:
-    """Report where each leaf of an optimizer state goes, given where the parameters are.
+    """Return the placement of each leaf of an optimizer state, for a report.
 
-    Paths begin with "optimizer/"; the rule is "mirrors its parameter", "factored from its
-    parameter", "automatic" or "replicated".
+    Paths begin with "optimizer/". The `rule` of a leaf is "mirrors its parameter", "factored from
+    its parameter", "automatic" or "replicated".
+
+    Args:
+        opt_state: the optimizer's state; may be abstract.
+        params: the parameters, with shardings on the mesh.
+        mesh: the mesh.
     """
     explained = []
     for named, place in zip(named_leaves(opt_state), _places(opt_state, params), strict=True):
@@ -109,7 +120,7 @@ def _places(opt_state: Any, params: Any) -> list[_Placement]:
     for named in named_leaves(params):
         place = getattr(named.leaf, "sharding", None)
         if isinstance(replicated, NamedSharding) and isinstance(place, SingleDeviceSharding):
-            place = replicated  # one device, beside others on a mesh, counts as replicated
+            place = replicated  # if others are on a mesh, one device counts as replicated
         path = tuple(named.path.split("/"))
         parameters[path] = _Parameter(tuple(np.shape(named.leaf)), place)
     return [

@@ -15,13 +15,14 @@ __all__ = ["put_leaf", "put_tree"]
 
 
 def put_leaf(leaf: Any, place: Any) -> Any:
-    """Put a leaf on the devices of a sharding.
+    """Return a leaf with a sharding, on its devices.
 
-    If every process has the whole leaf and the devices belong to all, each process puts its part.
+    If the sharding has devices of several processes, and each process has the whole leaf, each
+    transfers only the shards of its own devices.
 
     Args:
-        leaf: an array; with several processes the same on all of them.
-        place: a sharding.
+        leaf: an array; in a job of several processes, equal on all of them.
+        place: the sharding.
     """
     if not _is_spread(leaf, place):
         return jax.device_put(leaf, place)
@@ -31,21 +32,23 @@ def put_leaf(leaf: Any, place: Any) -> Any:
     whole = np.asarray(leaf)
 
     def part(index: Any) -> np.ndarray[Any, Any]:
-        # A copy: JAX may use the memory as it is, and what it came from may be donated or change.
+        # A copy: JAX may keep the memory, and its source may be donated or change.
         return np.array(whole[index], order="C")
 
     return jax.make_array_from_callback(whole.shape, place, part, dtype=whole.dtype)
 
 
 def put_tree(tree: Any, places: Any) -> Any:
-    """Put a tree on the devices of shardings; with several processes all must call this.
+    """Return a tree with its leaves on the devices of shardings.
+
+    In a job of several processes all must call this.
 
     Args:
-        tree: arrays.
+        tree: tree of arrays.
         places: the tree with a sharding in place of each leaf.
 
     Raises:
-        ShardingError: processes have different values; on every process.
+        ShardingError: processes have different values of a leaf; raised on every process.
     """
     leaves, structure = jax.tree.flatten(tree)
     shardings = jax.tree.leaves(places)
@@ -63,7 +66,7 @@ def put_tree(tree: Any, places: Any) -> Any:
 
 
 def _is_spread(leaf: Any, place: Any) -> bool:
-    """Return whether every process has the whole leaf and it goes to devices of several."""
+    """Return whether each process has the whole leaf, and the sharding has devices of several."""
     if jax.process_count() == 1 or isinstance(leaf, jax.core.Tracer):
         return False
     if getattr(place, "is_fully_addressable", True):

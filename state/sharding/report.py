@@ -1,4 +1,4 @@
-"""Report of a sharding decision: each leaf's spec, the reason, its bytes, and what does not fit."""
+"""Report of a tree's sharding: spec, reason, bytes and problems of each leaf."""
 
 from dataclasses import dataclass
 from math import prod
@@ -36,18 +36,18 @@ class LeafPlacement:
     """Placement of one leaf, and its reason.
 
     Attributes:
-        path: keys joined by "/".
-        shape: of the whole leaf.
-        dtype: its name.
+        path: the leaf's keys, joined by "/".
+        shape: shape of the whole leaf.
+        dtype: name of the leaf's dtype.
         rule: the regular expression that matched, "axes (...)", "automatic" or "scalar"; for an
             optimizer's leaf "mirrors its parameter", "factored from its parameter" or
             "replicated".
         spec: mesh axes of each dimension, without axes of size 1.
         nbytes: bytes of the whole leaf.
-        bytes_per_device: bytes that each device holds of it.
-        problems: why it cannot be placed so.
-        unmatched: why a large leaf is whole on every device though nobody asked for it; None if
-            that is not so. Only strict mode treats it as an error.
+        bytes_per_device: bytes of the leaf on each device.
+        problems: reasons why the leaf can't have this spec; empty if it can.
+        unmatched: reason why a large leaf is replicated although no rule says so; None for other
+            leaves. Only strict mode treats it as an error.
     """
 
     path: str
@@ -70,8 +70,8 @@ class ShardingReport:
     Attributes:
         mesh: the mesh.
         leaves: placement of each leaf.
-        idle_rules: rules that match no leaf, in their order: misspelt, meant for another model, or
-            after a rule that matches first.
+        idle_rules: rules that place no leaf, in order. They may be misspelt, meant for another
+            model, or come after a rule that matches the same leaves.
     """
 
     mesh: Mesh | AbstractMesh
@@ -95,17 +95,17 @@ class ShardingReport:
 
     @property
     def unmatched(self) -> tuple[str, ...]:
-        """Large leaves that are whole on every device by accident, one line each."""
+        """Large leaves that are replicated although no rule says so, one line each."""
         return tuple(f"{leaf.path}: {leaf.unmatched}" for leaf in self.leaves if leaf.unmatched)
 
     def raise_for_problems(self, *, strict: bool = False) -> "ShardingReport":
-        """Return the report itself if every leaf fits.
+        """Return the report itself if there are no problems.
 
         Args:
-            strict: large leaves that no rule places are problems too.
+            strict: whether `unmatched` leaves are problems, too.
 
         Raises:
-            ShardingError: otherwise; lists every leaf.
+            ShardingError: there are problems; lists all of them.
         """
         texts = [text for leaf in self.leaves for text in leaf.problems]
         problems = self.problems
@@ -128,10 +128,10 @@ class ShardingReport:
         return jax.tree.unflatten(jax.tree.structure(tree), places)
 
     def print(self, console: Console | None = None) -> None:
-        """Print the table, and below it what does not fit.
+        """Print the table, and below it the problems.
 
         Args:
-            console: where to print; standard output by default.
+            console: the console to print to; None for standard output.
         """
         (console or Console()).print(self)
 

@@ -1,19 +1,24 @@
-"""Partition rules: where every leaf of a tree goes.
+"""Partition rules: the spec of every leaf of a tree on a mesh.
 
-The first of these that exists places a leaf: the partition rules (ordered pairs of a regular
-expression, searched in the leaf's path, and a PartitionSpec; the first match wins), the logical
-axis names that the model gave it (`nnx.Param(..., axes=("embed", "mlp"))`), or else an automatic
-choice: its longest dimension that `fsdp` divides, if it has 16,384 elements or more.
+The spec of a leaf comes from the first of these that exists:
 
-No rule is dropped silently. An axis that does not divide a dimension is a problem, and so is one
-that splits attention heads and does not divide their number. Heads are split by the axes that carry
-them (`tp`). Over an axis that carries something else (`fsdp`) a weight is only stored in parts, and
-is whole again before it is used. One ShardingError lists all problems. A large leaf (16,384
-elements or more) is *unmatched* if it is whole on every device only because a catch-all rule
-without mesh axes took it, or because no dimension divides; this is always reported, and an error in
-strict mode. Specs omit mesh axes of size 1, as the compiler does. An axis name that ends in "?"
-(`"embed?"`, the groups of a quantized weight's scale) is optional: it splits a dimension that it
-divides, and leaves others whole.
+1. partition rules: ordered pairs of a regular expression, searched in the leaf's path, and a
+   PartitionSpec; the first match wins;
+2. the logical axis names that the model gives the leaf (`nnx.Param(..., axes=("embed", "mlp"))`);
+3. an automatic choice: the longest dimension that `fsdp` divides, if the leaf has 16,384 elements
+   or more.
+
+It is a problem if mesh axes do not divide a dimension, or if the axes that carry attention heads
+(`tp`) do not divide the number of heads. Other axes (`fsdp`) may divide heads, since a weight is
+gathered over them before it is used. One ShardingError lists all problems.
+
+A large leaf (16,384 elements or more) is *unmatched* if it is replicated only because a catch-all
+rule without mesh axes matches, or because no dimension can be divided. This is always reported, and
+an error in strict mode.
+
+Specs omit mesh axes of size 1, as the compiler does. An axis name that ends in "?" (`"embed?"`, the
+groups of a quantized weight's scale) is optional: if its mesh axes do not divide the dimension, it
+stays whole.
 """
 
 import re
@@ -62,15 +67,15 @@ def plan(
     axis_rules: AxisRules | None = None,
     units: Mapping[str, int] | None = None,
 ) -> ShardingReport:
-    """Decide where each leaf of a tree goes; move nothing.
+    """Return the placement of each leaf of a tree on a mesh; move nothing.
 
     Args:
-        tree: arrays, or ShapeDtypeStructs.
+        tree: tree of arrays or ShapeDtypeStructs.
         mesh: the mesh.
-        rules: partition rules; None to use the leaves' own axis names.
-        axis_rules: mesh axis of each logical axis name, `DEFAULT_AXIS_RULES` by default.
-        units: number of indivisible units of a logical axis, such as {"heads": 9}: the mesh axes
-            that carry it must divide this number, not only the size of the dimension.
+        rules: partition rules; None to use the leaves' axis names.
+        axis_rules: mesh axes of each logical axis name; None for `DEFAULT_AXIS_RULES`.
+        units: number of indivisible units of a logical axis, such as {"heads": 9}: its mesh axes
+            must divide this number, not only the size of the dimension.
     """
     compiled = None if rules is None else _compiled(rules)
     axis_rules = DEFAULT_AXIS_RULES if axis_rules is None else axis_rules
@@ -136,14 +141,17 @@ def module_plan(
     partition_rules: Any = None,
     mesh: Mesh | AbstractMesh | None = None,
 ) -> ShardingReport:
-    """Decide where the leaves of a model's state go.
+    """Return the placement of each leaf of a model's state; move nothing.
 
-    Rules come from the argument, else from the config, else from the leaves' own axis names,
-    carried by the mesh axes of the config's `partition_axis`. The mesh comes from the argument,
-    else from the leaves, else from the config.
+    Args:
+        tree: the state; may be abstract.
+        config: the model's configuration, or None.
+        partition_rules: partition rules; None for the config's. If it has none either, the leaves'
+            axis names decide, with the mesh axes of the config's `partition_axis`.
+        mesh: the mesh; None for that of the leaves, else the config's.
 
     Raises:
-        ArgumentError: if the rules are invalid, if nothing names a mesh, or if it is none.
+        ArgumentError: if the rules are invalid, if there is no mesh, or `mesh` is none.
     """
     rules: PartitionRules | None = check_rules(partition_rules)
     if rules is None and config is not None:
@@ -169,10 +177,10 @@ def module_plan(
 
 
 def check_rules(rules: Any) -> PartitionRules | None:
-    """Check that partition rules are pairs of a regular expression and a PartitionSpec.
+    """Return partition rules as a tuple, after a check; None for None.
 
     Raises:
-        ArgumentError: if they are not.
+        ArgumentError: a rule is no pair of a regular expression and a PartitionSpec.
     """
     if rules is None:
         return None

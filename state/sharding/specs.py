@@ -1,4 +1,4 @@
-"""Parts of a PartitionSpec."""
+"""PartitionSpecs in a unique form."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,5 +11,5 @@ __all__ = ["short_spec"]
 
 
 def short_spec(entries: Iterable[Any]) -> PartitionSpec:
-    """Return a spec without trailing Nones, as plans write it, since jit tells spellings apart."""
+    """Return a spec without trailing Nones: jit would compile again for an equivalent spec."""
     return PartitionSpec(*without_trailing_nones(entries))

@@ -1,9 +1,9 @@
 """Stable placement of a state's leaves while a training step is compiled.
 
-Under `jax.jit` the compiler chooses where results go: a bias that came in whole may go out split,
-and then the next call compiles again. So every state that is made while compiling constrains where
-its leaves go: to the plan (partition rules, axis names), or, if they were placed in another way
-before, to that. The optimizer's leaves follow their parameters in the same manner.
+Under `jax.jit` the compiler chooses the shardings of results: it may return a replicated bias
+sharded, and then the next call compiles again. So a state that is made under jit constrains its
+leaves: to the shardings of the plan (partition rules, axis names), or, if the state's leaves had
+others before, to those. The optimizer's leaves follow their parameters in the same way.
 """
 
 import dataclasses
@@ -29,13 +29,15 @@ State = TypeVar("State")
 
 @dataclass(frozen=True)
 class Placement:
-    """Specs of leaves that are placed otherwise than the plan says.
+    """Specs of a state's leaves, for those parts of the state that differ from the plan.
 
     Attributes:
-        model: of `graphstate` and `graphother`, in the order of their leaves; None: as planned.
-        optimizer: of `opt_state`, in the order of its leaves; None: each with its parameter.
-        fields: of the fields that a subclass adds, in the same manner; None for a leaf that is
-            not on the mesh.
+        model: specs of the leaves of `graphstate` and `graphother`, in order; None if they are as
+            planned.
+        optimizer: specs of the leaves of `opt_state`, in order; None if each follows its
+            parameter.
+        fields: specs of the leaves of fields that a subclass adds, in order, with None for a leaf
+            that is not on the mesh; None if each follows its parameter.
     """
 
     model: tuple[PartitionSpec, ...] | None = None
@@ -44,13 +46,16 @@ class Placement:
 
 
 def settled(state: State) -> State:
-    """Return a state that records where its leaves are, or, while compiling, keeps them there."""
+    """Return the state with its leaves' placement recorded, or, under jit, constrained to it.
+
+    It is returned unchanged if there is nothing to record.
+    """
     whole: Any = state
     model = (whole.graphstate, whole.graphother)
     try:
         whole.module_config  # noqa: B018  (merges the parts, once)
     except ValueError:
-        return state  # parts that do not fit each other: whoever merges them is told
+        return state  # its parts do not fit each other: the code that merges them raises the error
     mesh = compiling_mesh(model)
     if mesh is not None:
         return _kept(whole, mesh)  # type: ignore[no-any-return]
@@ -64,14 +69,14 @@ def settled(state: State) -> State:
 
 
 def at_home(tree: Any, home: Sharding | None) -> Any:
-    """Return the tree with uncommitted leaves put beside the others.
+    """Return the tree with its uncommitted and NumPy leaves moved to a sharding.
 
-    A random key that a module made for itself is such a leaf: after a step it would be committed,
-    and the next step would compile again.
+    For example, a module's random key is uncommitted: it would be committed after a training step,
+    so that the next step would compile again.
 
     Args:
         tree: the tree.
-        home: sharding from `home_of`; None leaves everything as it is.
+        home: the sharding, from `home_of`; None returns the tree unchanged.
     """
     if home is None:
         return tree
@@ -88,7 +93,10 @@ def at_home(tree: Any, home: Sharding | None) -> Any:
 
 
 def placement_of(state: Any) -> Placement | None:
-    """Return where a state's leaves are, if that differs from the plan; else None."""
+    """Return the specs of a state's leaves that differ from the plan; None if none do.
+
+    Also None if a leaf of the model is not on a mesh.
+    """
     model = (state.graphstate, state.graphother)
     mesh = mesh_of(model)
     specs = _specs(jax.tree.leaves(model), mesh)
@@ -164,7 +172,7 @@ def _constrained(leaf: Any, spec: PartitionSpec, mesh: AbstractMesh) -> Any:
 
 
 def _fits(shape: tuple[int, ...], spec: PartitionSpec, mesh: AbstractMesh) -> bool:
-    """Return whether a spec can place a leaf: it may come from a state on another mesh."""
+    """Return whether a leaf of this shape can have a spec, which may come from another mesh."""
     entries = [entry_axes(entry) for entry in spec]
     if len(entries) > len(shape) or any(
         axis not in mesh.shape for names in entries for axis in names
@@ -175,7 +183,7 @@ def _fits(shape: tuple[int, ...], spec: PartitionSpec, mesh: AbstractMesh) -> bo
 
 
 def _specs(leaves: Sequence[Any], mesh: Mesh | None) -> tuple[PartitionSpec, ...] | None:
-    """Return the specs of leaves, or None if one of them is not on the mesh."""
+    """Return the specs of leaves; None if one of the leaves is not on the mesh."""
     specs = []
     for leaf in leaves:
         spec = _spec(leaf, mesh)
@@ -186,7 +194,7 @@ def _specs(leaves: Sequence[Any], mesh: Mesh | None) -> tuple[PartitionSpec, ...
 
 
 def _spec(leaf: Any, mesh: Mesh | None) -> PartitionSpec | None:
-    """Return the spec of a leaf, or None if it is not on the mesh."""
+    """Return the spec of a leaf or of a sharding; None if it is not on the mesh."""
     place = leaf if isinstance(leaf, NamedSharding) else None
     if place is None and not isinstance(leaf, jax.core.Tracer):
         place = getattr(leaf, "sharding", None)
@@ -196,7 +204,10 @@ def _spec(leaf: Any, mesh: Mesh | None) -> PartitionSpec | None:
 
 
 def _with_specs(tree: Any, specs: Sequence[PartitionSpec], mesh: Mesh | AbstractMesh) -> Any:
-    """Return the tree without arrays, its leaves placed by the first of the specs."""
+    """Return the tree with abstract leaves whose shardings have these specs.
+
+    Specs beyond the number of leaves are ignored.
+    """
     leaves, structure = jax.tree.flatten(tree)
     return jax.tree.unflatten(
         structure,

@@ -1,4 +1,4 @@
-"""Sharding of a training state: the part of EasyDeLState that knows devices."""
+"""Sharding of a training state, as a mixin of EasyDeLState."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any, Self
@@ -38,19 +38,19 @@ class StateShardingMixin:
 
         @property
         def added_fields(self) -> dict[str, Any]:
-            """The fields that a subclass adds to the state."""
+            """Values of the fields that a subclass adds to the state, by name."""
             ...
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # Flax gives every struct a `replace` of its own, over one that the class defines.
+        # Flax defines `replace` in every subclass, which would hide the one of this class.
         cls.replace = StateShardingMixin._replaced  # type: ignore[method-assign]
 
     def replace(self, **updates: Any) -> Self:
-        """Return a copy with other values; new arrays are placed where this state's were.
+        """Return a copy with other values of these fields.
 
-        Under `jax.jit` new leaves are kept where the old ones were placed, so that a training step
-        compiles once; outside of it the copy records where its leaves are.
+        The copy records the shardings of its leaves. Under `jax.jit`, its new leaves get the
+        shardings of this state's leaves, so that a training step compiles only once.
         """
         return self._replaced(**updates)
 
@@ -72,11 +72,12 @@ class StateShardingMixin:
         """Return the state with the model's leaves sharded by the rules.
 
         Args:
-            partition_rules: by default the config's, else the model's own axis names.
-            mesh: by default the one that the leaves are on, else the config's.
+            partition_rules: pairs of a regular expression and a PartitionSpec; None for the
+                config's rules, else those that follow from the axis names of the parameters.
+            mesh: the mesh; None for the one that the leaves are on, else the config's.
 
         Raises:
-            ShardingError: if leaves do not fit; lists all of them.
+            ShardingError: if the mesh does not divide some leaves; lists all of them.
         """
         params, other = _model_plans(self, partition_rules, mesh)
         ShardingReport(params.mesh, params.leaves + other.leaves).raise_for_problems()
@@ -89,7 +90,7 @@ class StateShardingMixin:
     def gather_model(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
         """Return the state with the model's leaves in host memory, gathered one by one.
 
-        `partition_rules` and `mesh` are accepted and ignored: arrays know their own sharding.
+        The arguments are ignored, as arrays have shardings; EasyDeL's method has them.
         """
         return self.replace(
             graphstate=gather_tree(self.graphstate), graphother=gather_tree(self.graphother)
@@ -99,12 +100,12 @@ class StateShardingMixin:
         """Return the state with optimizer leaves sharded like the parameters that they mirror.
 
         Args:
-            opt_state: by default the state's own.
-            partition_rules: rules for the parameters; by default the parameters' own sharding.
+            opt_state: the optimizer state; None for the state's own.
+            partition_rules: rules for the parameters; None for the parameters' present shardings.
 
         Raises:
-            NotInitializedError: if there is no optimizer state (ValueError).
-            ShardingError: if the parameters do not fit the rules.
+            NotInitializedError: if there is no optimizer state; it is a ValueError.
+            ShardingError: if the mesh does not divide some parameters by these rules.
         """
         opt_state = self.opt_state if opt_state is None else opt_state
         if opt_state is None:
@@ -118,7 +119,7 @@ class StateShardingMixin:
         """Return the state with the optimizer's leaves in host memory, gathered one by one.
 
         Raises:
-            NotInitializedError: if there is no optimizer state (AssertionError).
+            NotInitializedError: if there is no optimizer state; it is an AssertionError.
         """
         if self.opt_state is None:
             raise NotInitializedError(
@@ -129,11 +130,11 @@ class StateShardingMixin:
     def shard_state(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
         """Return the state with model and optimizer (if there is one) sharded by the rules.
 
-        Fields that a subclass adds are sharded as the optimizer's leaves are: like the parameters
-        whose paths end theirs.
+        Fields that a subclass adds are sharded like the optimizer's leaves: each leaf like the
+        parameter whose path its own contains.
 
         Raises:
-            ShardingError: if leaves do not fit; lists all of them.
+            ShardingError: if the mesh does not divide some leaves; lists all of them.
         """
         state = self.shard_model(partition_rules, mesh)
         state = state.replace(**beside(self.added_fields, state.graphstate))
@@ -148,8 +149,9 @@ class StateShardingMixin:
         """Return the state sharded like another tree of the same structure.
 
         Args:
-            shape: a tree of shardings (such as `shardings`), or of arrays or ShapeDtypeStructs
-                that have one; a leaf of None stays where it is. Works inside of jit too.
+            shape: tree of shardings (such as `shardings` of a state), or of arrays or
+                ShapeDtypeStructs with shardings. A leaf for which it has None is not moved.
+                Works under jit, too.
 
         Raises:
             TreeStructureError: if the trees differ.
@@ -180,18 +182,18 @@ class StateShardingMixin:
 
     @property
     def shardings(self) -> Self:
-        """State with the sharding of each leaf in its place, None where there is none."""
+        """State with the sharding of each leaf in its place; None for leaves that have none."""
         placed: Self = jax.tree.map(sharding_of, self)
         return placed
 
     def explain_sharding(
         self, partition_rules: Any = None, mesh: Mesh | None = None, *, strict: bool = False
     ) -> ShardingReport:
-        """Report for each leaf its rule, its spec, its bytes per device and what does not fit.
+        """Return a report of each leaf's rule, spec, bytes per device and problems; move nothing.
 
         Raises:
-            ShardingError: if `strict`, and leaves do not fit or no rule covers large ones;
-                lists all of them.
+            ShardingError: if `strict` is True, and the mesh does not divide some leaves or no rule
+                covers large ones; lists all of them.
         """
         params, other = _model_plans(self, partition_rules, mesh)
         leaves = params.leaves + other.leaves
@@ -205,13 +207,16 @@ class StateShardingMixin:
 
 
 def place_step(step: Any, home: Sharding | None) -> Any:
-    """Return a step number as an int32 scalar, placed like the state's other leaves.
+    """Return a step number as an int32 scalar array with a sharding.
 
-    This placement lets a jitted training step compile only once.
+    With the sharding of the state's other small leaves, a jitted training step compiles only once.
+
+    Args:
+        step: an integer, or an integer scalar array; abstract and traced ones are returned as is.
+        home: the sharding, from `home_of`; None for JAX's default device.
 
     Raises:
-        ArgumentError: if it is no whole number: NaN, a fraction, an array of several; or one that
-            is below 0, or does not fit into 32 bits.
+        ArgumentError: if the step is no integer, is below 0, or does not fit into int32.
     """
     dtype = getattr(step, "dtype", None)
     dtype = np.asarray(step).dtype if dtype is None else dtype
@@ -234,7 +239,7 @@ def place_step(step: Any, home: Sharding | None) -> Any:
 
 
 def beside(fields: dict[str, Any], params: Any) -> dict[str, Any]:
-    """Return added fields with arrays placed like the parameters; numbers stay as they are."""
+    """Return added fields with JAX arrays sharded like the parameters; other values unchanged."""
     structure: Any = jax.tree.structure(fields)
     leaves, places = (
         jax.tree.leaves(fields),
@@ -249,7 +254,11 @@ def beside(fields: dict[str, Any], params: Any) -> dict[str, Any]:
 
 
 def params_by_rules(state: Any, partition_rules: Any) -> Any:
-    """Return the abstract parameters of a state, placed by rules, or as they are for None."""
+    """Return a state's parameters, abstract, with shardings by rules; for None, as they are.
+
+    Raises:
+        ShardingError: if the mesh does not divide some parameters.
+    """
     if partition_rules is None:
         return state.graphstate
     config = state.module_config
@@ -260,7 +269,7 @@ def params_by_rules(state: Any, partition_rules: Any) -> Any:
 def _model_plans(
     state: Any, partition_rules: Any, mesh: Mesh | None
 ) -> tuple[ShardingReport, ShardingReport]:
-    """Plan the parameters and the other variables of a state."""
+    """Return the placements of a state's parameters and of its other variables."""
     config = state.module_config
     params = module_plan(state.graphstate, config, partition_rules, mesh)
     return params, module_plan(state.graphother, config, partition_rules, params.mesh)
@@ -275,7 +284,7 @@ def _abstract(tree: Any, report: ShardingReport) -> Any:
 
 
 def _places_of(shape: Any, state: Any) -> list[Sharding | None]:
-    """Return the shardings that a tree gives to the leaves of a state, in their order.
+    """Return the shardings that a tree has for the leaves of a state, in the order of the leaves.
 
     Raises:
         TreeStructureError: if the trees differ in a leaf's path or shape; lists every one.
@@ -286,7 +295,7 @@ def _places_of(shape: Any, state: Any) -> list[Sharding | None]:
     try:
         places = structure.flatten_up_to(shape)
     except ValueError:
-        # Static parts may differ (another optimizer object, say): paths tell the leaves.
+        # Only static parts may differ, such as the optimizer object: compare by paths.
         by_path = {named.path: named.leaf for named in named_leaves(shape)}
         places = [by_path.pop(named.path, _MISSING) for named in own]
         problems = [f"{path}: unexpected" for path in by_path]

@@ -1,1 +1,1 @@
-"""Training states and their optimizers: what a checkpoint holds, and how it comes back."""
+"""Training states and their optimizers, and how they are saved to checkpoints and loaded."""

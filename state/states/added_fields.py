@@ -14,8 +14,8 @@ def added_names(state_class: type[Any], base: type[Any], *, static: bool = False
 
     Args:
         state_class: a subclass of `base`.
-        base: a state class of Cairn's.
-        static: those that are no part of the tree, instead of those that are.
+        base: a state class of Cairn.
+        static: False for the fields that are part of the pytree, True for the others.
     """
     return [
         field.name
@@ -32,16 +32,16 @@ def added_fields(state: Any, base: type[Any]) -> dict[str, Any]:
 def check_added(
     state_class: type[Any], base: type[Any], values: Mapping[str, Any], *, path: str = "create"
 ) -> None:
-    """Check the values that a state is made with for added fields, static ones among them.
+    """Check the values of added fields, including static ones, with which a state is made.
 
     Args:
         state_class: a subclass of `base`.
-        base: a state class of Cairn's.
-        values: the values, by name.
-        path: what makes it, for the message.
+        base: a state class of Cairn.
+        values: the values, by name of the field.
+        path: name of the method that makes the state, for the error.
 
     Raises:
-        ArgumentError: if a field is unknown, or one without default has no value; names all.
+        ArgumentError: if a field is unknown, or fields without default have no value; names all.
     """
     path = f"{state_class.__name__}.{path}"
     added = {field.name: field for field in _added(state_class, base)}
@@ -63,10 +63,15 @@ def check_added(
 
 
 def refuse_unknown(path: str, values: Mapping[str, Any], names: set[str]) -> None:
-    """Check that names are those of fields.
+    """Check that all keys of `values` are names of fields.
+
+    Args:
+        path: name of the caller's method, for the error.
+        values: values by name.
+        names: names of the fields.
 
     Raises:
-        ArgumentError: if some are not; names them and the known ones.
+        ArgumentError: if some are not; lists these, and the names of the fields.
     """
     unknown = sorted(set(values) - names)
     if unknown:

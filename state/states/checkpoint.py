@@ -1,4 +1,4 @@
-"""Stored checkpoint, opened for loading: its contents, the check of a target, and its leaves."""
+"""Stored checkpoint, opened for a load: its content, comparison with a target, and restores."""
 
 import copy
 import os
@@ -44,17 +44,17 @@ META_VERSION = 1
 def run_has_saved(reference: str | os.PathLike[str]) -> bool:
     """Return whether the run has a checkpoint to resume from.
 
-    All processes of a job must call this; they get the same answer.
+    All processes of a job must call this; they get the same result.
 
     Raises:
-        ValueError: if the folder is no run, and holds other checkpoints.
-        CorruptionError: if records of the run are lost that would tell.
+        ValueError: if the folder is no run, but has other checkpoints.
+        CorruptionError: if records of the run are lost, so that it can't be known.
     """
     return agreement.agree(lambda: Run(parse_ref(os.fspath(reference)).run).has_saved())
 
 
 class _MetaFields(TypedDict, total=False):
-    """Fields of the meta that a load reads, and their shapes."""
+    """Fields of a step's JSON item ("meta") that a load reads, and their types."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="allow")  # type: ignore[misc]
 
@@ -77,14 +77,14 @@ _META_FIELDS: Final = TypeAdapter(_MetaFields)
 
 
 class StoredCheckpoint:
-    """A checkpoint of a run.
+    """Checkpoint of a run that `save_state` saved, opened for a load.
 
     Attributes:
         run: the run.
         info: the step.
-        manifest: what the step holds.
-        meta: the JSON that `save_state` kept.
-        model_item: the item that the model is read from.
+        manifest: the step's manifest.
+        meta: the JSON that `save_state` stored with the step.
+        model_item: name of the item that the model is read from.
     """
 
     def __init__(self, run: Run, info: StepInfo) -> None:
@@ -107,15 +107,15 @@ class StoredCheckpoint:
     ) -> "StoredCheckpoint":
         """Open the checkpoint that "run", "run@alias" or "run/steps/N" names.
 
-        All processes of a job must call this; they get the same one.
+        All processes of a job must call this; they get the same checkpoint.
 
         Args:
             reference: the run, or one of its checkpoints.
-            step: the step, where the reference names only the run.
+            step: the step, if the reference names only the run; None for the latest.
             damaged: what to do if no step is named, and the latest is damaged; see `cairn.load`.
 
         Raises:
-            StepDamagedError: if that step is damaged, and not to be skipped.
+            StepDamagedError: if the latest step is damaged, and `damaged` is "refuse".
             InvalidURIError: if the reference is malformed, or names a step and `step` is given.
             NotFoundError: if there is no such run, alias or step.
             NotACheckpointError: if the step was not saved by `save_state`.
@@ -143,7 +143,7 @@ class StoredCheckpoint:
         return agreement.all_or_none(cls, run, info)
 
     def served(self) -> "StoredCheckpoint":
-        """Return this checkpoint with the model that is served: the merged one, if it is stored.
+        """Return this checkpoint with the model for inference: the merged one, if it is stored.
 
         The merged model has neither adapters nor quantized weights.
         """
@@ -169,12 +169,15 @@ class StoredCheckpoint:
         """Return the small files stored with the model, such as a tokenizer's, by name.
 
         Raises:
-            CorruptionError: if one is gone, or not what it was.
+            CorruptionError: if a file is missing or damaged.
         """
         return {asset.name: read_asset(self.run.objects, asset) for asset in self.manifest.assets}
 
     def is_weak(self, item: str, path: str, target: Any) -> bool:
-        """Return whether a leaf was saved weakly typed; for older steps the target decides."""
+        """Return whether a leaf was saved weakly typed.
+
+        Older steps do not record it; then the target's weak type is returned.
+        """
         if "weak" in self.meta:
             return path in self.meta["weak"].get(item, ())
         return bool(getattr(target, "weak_type", False))
@@ -192,13 +195,13 @@ class StoredCheckpoint:
     def targets(self, item: str, tree: Any, *, stored_dtypes: bool = True) -> Any:
         """Return an abstract tree with the dtypes, weak types and memory kinds of the stored item.
 
-        A leaf takes the stored dtype only if both dtypes are floating. Any other difference stays,
-        for `check` to report.
+        A leaf gets the stored dtype only if both dtypes are floating. Other differences remain, and
+        `check` reports them.
 
         Args:
-            item: the item.
-            tree: the tree.
-            stored_dtypes: False keeps the dtypes of `tree`.
+            item: name of the item.
+            tree: abstract tree of the item.
+            stored_dtypes: whether to use the stored dtypes; False keeps those of `tree`.
         """
         stored = self.leaves(item)
 
@@ -215,11 +218,11 @@ class StoredCheckpoint:
         return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
     def check(self, targets: Mapping[str, Any], *, casts: frozenset[str] = frozenset()) -> None:
-        """Compare targets, by item, with what is stored.
+        """Check that targets fit the stored items.
 
         Args:
-            targets: abstract trees.
-            casts: items whose floating leaves may have another floating dtype.
+            targets: abstract trees, by item.
+            casts: names of items whose floating leaves may have another floating dtype.
 
         Raises:
             TreeMismatchError: if a leaf is missing, unexpected, or of another shape or dtype; all
@@ -241,15 +244,17 @@ class StoredCheckpoint:
             )
 
     def positions(self, iterators: Mapping[str, Any] | None, *, resumes: bool) -> Positions:
-        """Return where each iterator continues. All processes of a job must call this.
+        """Return the stored positions of iterators. All processes of a job must call this.
 
         Args:
-            iterators: by name, as they were given to `save_state`.
-            resumes: training goes on, so warn of stored positions that no iterator takes.
+            iterators: iterators by name, as given to `save_state`.
+            resumes: whether training continues; then a warning names stored positions that no
+                iterator gets.
 
         Raises:
-            IteratorMismatchError: if the step has none for one of them; all are listed.
-            CorruptionError: if stored bytes fail their check.
+            IteratorMismatchError: if the step has no position for an iterator, or it does not fit;
+                all are listed.
+            CorruptionError: if stored bytes fail their checksum.
         """
         where = f"{self.run.uri}, step {self.info.step}"
         positions = agreement.all_or_none(
@@ -260,11 +265,11 @@ class StoredCheckpoint:
         return positions
 
     def restore(self, item: str, target: Any, *, cast: bool = False) -> Any:
-        """Restore an item into the containers of the target, each leaf where the target says.
+        """Return an item, restored into the containers, dtypes and shardings of the target.
 
         Raises:
             TreeMismatchError: if the target does not fit.
-            CorruptionError: if stored bytes fail their check.
+            CorruptionError: if stored bytes fail their checksum.
         """
         return restore_item(self._reader, item, target, cast=cast)
 
@@ -275,7 +280,7 @@ class StoredCheckpoint:
 
         Raises:
             TreeMismatchError: if the target does not fit.
-            CorruptionError: if stored bytes fail their check.
+            CorruptionError: if stored bytes fail their checksum.
         """
         return restore_leaves(self._reader, item, target, paths, cast=cast)
 
@@ -334,7 +339,7 @@ class StoredCheckpoint:
 
 
 def stored_float(target: Any, record: LeafRecord) -> Any:
-    """Return a leaf's stored dtype if it and the target's are floating, else the target's dtype."""
+    """Return a leaf's stored dtype if it and the target's are floating; else the target's."""
     floating = _is_float(target.dtype) and _is_float_name(record.dtype)
     return dtype_named(record.dtype) if floating else target.dtype
 

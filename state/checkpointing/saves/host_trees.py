@@ -127,7 +127,7 @@ class HostTrees(Mapping[str, HostTree]):
 
     @property
     def staging(self) -> StagingKind:
-        """How the arrays reach the host, see `SaveHandle.staging`."""
+        """Way in which the arrays reach the host, see `SaveHandle.staging`."""
         if self._staging is None:
             return "views"
         return "snapshot" if self.waves == 1 else "waves"

@@ -72,7 +72,7 @@ class Attention(nnx.Module):
     def project(
         self, x: Float[Array, "B T D"], angles: Angles | None
     ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K H"], Float[Array, "B T K V"]]:
-        """Return rotated query and keys, and values."""
+        """Return queries and keys, rotated by the angles if there are any, and values."""
         query, key, value = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.qk_norm == "whole":
             query, key = self.q_norm(query), self.k_norm(key)
@@ -98,21 +98,22 @@ def grouped_attention(
     sinks: Float[Array, " N"] | None = None,
     precision: Any = None,
 ) -> Float[Array, "B T N V"]:
-    """Compute `softmax(scale query key^T) value` over the slots that `mask` allows.
+    """Return `softmax(scale query key^T) value` over the slots that `mask` allows.
 
-    Query head n attends with key/value head n // (N / K); G below counts the query heads of one
-    group. The softmax runs in float32. A token that may attend to nothing (padding) gets the mean
-    of all values, never NaN.
+    Query head n attends with key/value head n // (N / K). The softmax is computed in float32. A
+    token that may attend to nothing (padding) gets the mean of all values, not NaN.
 
     Args:
         query: queries.
         key: keys.
         value: values.
-        mask: which slots each token may attend to.
-        scale: by default 1 / sqrt(H).
-        soft_cap: no product is beyond it: `cap tanh(product / cap)` (arXiv 2408.00118).
-        sinks: a logit of each head that takes weight from the slots (arXiv 2309.17453).
-        precision: of matrix products.
+        mask: True for the slots that each token may attend to.
+        scale: factor on the scores; None for 1 / sqrt(H).
+        soft_cap: bound on the scores, applied as `cap tanh(score / cap)` (arXiv 2408.00118); None
+            for no bound.
+        sinks: one extra logit per head in the softmax, without a value (arXiv 2309.17453); None for
+            no sinks.
+        precision: precision of matrix multiplications; None for JAX's default.
     """
     batch, tokens, heads, head_dim = query.shape
     kv_heads = key.shape[2]

@@ -1,4 +1,4 @@
-"""Placement of attention's activations while a step is compiled."""
+"""Sharding constraints on attention's activations, for compilations over a mesh."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["place_keys", "place_queries"]
 
 
 def place_queries(array: jax.Array, axis: PartitionAxis | None, sharded: bool) -> jax.Array:
-    """Place queries, or attended values, (batch, tokens, heads, head size), on the mesh.
+    """Constrain the sharding of queries or attended values, (batch, tokens, heads, head size).
 
     Args:
-        array: the values; outside of a compilation over a mesh they come back as they are.
-        axis: which mesh axes carry which dimension; None leaves it to the compiler.
-        sharded: False keeps tokens, heads and head size whole on every device.
+        array: the values; returned unchanged outside of a compilation over a mesh.
+        axis: mesh axes of each dimension; None leaves the sharding to the compiler.
+        sharded: False replicates tokens, heads and head size; only the batch is sharded.
     """
     own = axis or PartitionAxis()
     entries = (own.batch_axis, own.sequence_axis, own.head_axis, own.attention_dim_axis)
@@ -29,12 +29,12 @@ def place_queries(array: jax.Array, axis: PartitionAxis | None, sharded: bool) -
 
 
 def place_keys(array: jax.Array, axis: PartitionAxis | None, sharded: bool) -> jax.Array:
-    """Place keys or values, (batch, tokens, key/value heads, head size), on the mesh.
+    """Constrain the sharding of keys or values, (batch, tokens, key/value heads, head size).
 
     Args:
-        array: the values; outside of a compilation over a mesh they come back as they are.
-        axis: which mesh axes carry which dimension; None leaves it to the compiler.
-        sharded: False keeps tokens, heads and head size whole on every device.
+        array: the values; returned unchanged outside of a compilation over a mesh.
+        axis: mesh axes of each dimension; None leaves the sharding to the compiler.
+        sharded: False replicates tokens, heads and head size; only the batch is sharded.
     """
     own = axis or PartitionAxis()
     entries = (own.batch_axis, own.key_sequence_axis, own.key_head_axis, own.attention_dim_axis)
@@ -62,9 +62,16 @@ def _place(
 
 
 def _fitting(entry: Any, size: int, mesh: AbstractMesh, taken: set[str]) -> Any:
-    """Return the mesh axes of a dimension; one that they don't divide is the compiler's choice.
+    """Return the mesh axes for a dimension.
 
-    A batch of one row is no mistake, as a weight that can't be split would be.
+    If they do not divide its size, the compiler chooses: unlike for weights that is no error, since
+    a batch may well have one row.
+
+    Args:
+        entry: the requested mesh axes.
+        size: size of the dimension.
+        mesh: the mesh.
+        taken: mesh axes of earlier dimensions, which are left out; extended by those used here.
     """
     if entry is None or entry is PartitionSpec.UNCONSTRAINED:
         return entry

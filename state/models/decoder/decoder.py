@@ -27,7 +27,7 @@ from cairn.state.models.router_loss import load_balancing_loss
 
 
 class Block(nnx.Module):
-    """Attention and feed-forward layer, normalised as `DecoderConfig.block` says."""
+    """Attention and feed-forward layer with norms; `DecoderConfig.block` says in which order."""
 
     def __init__(self, config: DecoderConfig, layer: int, **options: Any) -> None:
         layers = block_layers(config, layer)
@@ -60,7 +60,10 @@ class Block(nnx.Module):
         cache: KVCache | None,
         layer: int | jax.Array,
     ) -> tuple[Float[Array, "B T D"], KVCache | None, Float[Array, "B T E"] | None]:
-        """Return the residual stream after this block, the cache, and the logits of its router."""
+        """Return the residual stream after this block, the cache, and its router's logits.
+
+        The logits are None in a block without experts.
+        """
         inputs = self._normed("input_layernorm", x)
         attended, cache = self.self_attn(inputs, angles, mask, cache, layer)
         attended = self._normed("attention_output_norm", attended) * self.scale
@@ -144,7 +147,7 @@ class Decoder(nnx.Module):
     def _per_layer(
         self, positions: jax.Array, mask: jax.Array, cache: KVCache | None
     ) -> tuple[PerLayer, PerLayer]:
-        """Return the angles and masks of the layers."""
+        """Return each layer's rotary angles and attention mask."""
         config = self.config
         numbers = range(config.num_hidden_layers)
         ropes = [config.rope_of(number) for number in numbers]
@@ -154,7 +157,7 @@ class Decoder(nnx.Module):
         }
         if None in ropes:
             still = next(iter(angles.values()), None)
-            # Where other layers turn, one that does not turns by nothing.
+            # A layer without rotary positions among layers with them gets angles of zero.
             angles[None] = None if still is None else (still[0] * 0 + 1, still[1] * 0)
         windows = [config.has_window(number) for number in numbers]
         masks = {False: mask, True: mask}
@@ -165,10 +168,10 @@ class Decoder(nnx.Module):
         return make_per_layer(ropes, angles), make_per_layer(windows, masks)
 
     def stack_layers(self) -> list[Any]:
-        """Return every leaf of the layers stacked into one array, for a scan to go through.
+        """Return the layers' states with each leaf stacked over layers, for a scan.
 
-        Layers of different kinds (some with experts, some quantized) can't be in one array. Where
-        kinds repeat in turns, each turn's layers have one array per place in the turn.
+        Only layers of equal structure are stacked with each other. The result has one entry per
+        run of layers, see `per_layer.Run`, with one stacked state for each place in a turn.
         """
         return [
             [
@@ -208,7 +211,7 @@ class Decoder(nnx.Module):
                 x, cache, logits = run(graphdef, state, (x, cache), shown, jnp.int32(layer))
                 routers += [] if logits is None else [logits]
             return x, cache, routers
-        # Only inside of the traced function are the layers' leaves one array each.
+        # Stacked here, in the traced function, so that the model itself keeps unstacked leaves.
         stacked = self.stack_layers() if stacked is None else stacked
         for turns, states in zip(self._runs_of_layers(), stacked, strict=True):
 
@@ -248,7 +251,7 @@ class DecoderForCausalLM(EasyDeLBaseModule):
         """Make new weights from `rngs` (seed 0 by default).
 
         Args:
-            config: shape and options.
+            config: sizes and options of the decoder.
             dtype: dtype of the computation.
             param_dtype: dtype of the parameters.
             precision: matrix multiplication precision, None for JAX's default.
@@ -284,16 +287,18 @@ class DecoderForCausalLM(EasyDeLBaseModule):
             position_ids: position of each token; by default its index, as in transformers, or
                 with a cache its distance from the row's first token.
             labels: the tokens themselves, -100 where they don't count; they are shifted here.
-            cache: keys and values of earlier tokens; a new one comes back.
+            cache: keys and values of earlier tokens; the outputs have a new one with the tokens of
+                this call.
             loss_config: parts of the loss; plain cross entropy by default. Static under jit.
-            logits_to_keep: logits of only this many last tokens. Static under jit.
-            stacked_layers: what `model.stack_layers()` gave, so that a loop of calls on a model
-                with `scan_layers` stacks its layers once; by default they are stacked here.
+            logits_to_keep: return logits of this many last tokens only; None for all. Static under
+                jit.
+            stacked_layers: the result of `model.stack_layers()`, so that a loop of calls on a
+                model with `scan_layers` stacks its layers once; None stacks them in this call.
 
         Raises:
-            ArgumentError: shapes that don't go together, ids that are no integers, a cache without
-                room for the tokens (outside of jit, where its length is known), or labels and
-                `logits_to_keep`.
+            ArgumentError: shapes differ, ids are no integers, the cache has no room for the tokens
+                (checked outside of jit only, where its length is known), or both labels and
+                `logits_to_keep` are given.
         """
         _check_shapes(input_ids, attention_mask=attention_mask, labels=labels)
         if logits_to_keep is not None and (labels is not None or logits_to_keep < 1):
@@ -323,7 +328,7 @@ class DecoderForCausalLM(EasyDeLBaseModule):
     ) -> dict[str, Any]:
         """Return the forward pass's arguments for the prompt.
 
-        They ask for the last token's logits only, and hold the layers stacked if they are scanned.
+        They request the last token's logits only, and have the layers stacked if they are scanned.
         """
         inputs = super().prepare_inputs_for_generation(input_ids, max_length, attention_mask)
         taken = inspect.signature(type(self).__call__).parameters

@@ -39,7 +39,7 @@ class LatentAttention(Attention):
     def project(
         self, x: Float[Array, "B T D"], angles: Angles | None
     ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K H"], Float[Array, "B T K V"]]:
-        """Return query and keys, whose last dimensions are rotated, and values."""
+        """Return queries and keys, of which the last dimensions are rotated, and values."""
         latent, rows = self.latent, x.shape[:2]
         if latent.query_rank is None:
             query = self.q_proj(x)

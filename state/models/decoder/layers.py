@@ -1,4 +1,4 @@
-"""Modules of a decoder's layers with weights."""
+"""Creation of a decoder's layers that have weights."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["ExpertsLinear", "Untrained", "make_layer"]
 
 
 class Untrained(nnx.Variable[Any]):
-    """Numbers that belong to a model and that no gradient changes."""
+    """Variable of a model that is saved with it, but not trained."""
 
 
 class ExpertsLinear(nnx.Module):
-    """Linear layers of experts: a kernel [experts, in, out], and a bias [experts, out]."""
+    """Linear layers of all experts: one kernel [experts, in, out] and one bias [experts, out]."""
 
     def __init__(
         self, spec: Layer, initializer: Any, *, param_dtype: Any, precision: Any, key: jax.Array
@@ -35,12 +35,12 @@ class ExpertsLinear(nnx.Module):
     def __call__(
         self, rows: Float[Array, "R D"], counts: Int[Array, " E"], expert: Int[Array, " R"]
     ) -> Float[Array, "R F"]:
-        """Apply to each row its expert.
+        """Apply each row's expert to it.
 
         Args:
-            rows: sorted by their experts.
-            counts: how many rows each expert has.
-            expert: of each row.
+            rows: rows, sorted by their experts.
+            counts: number of rows of each expert.
+            expert: number of each row's expert.
         """
         kernel = self.kernel[...].astype(rows.dtype)
         out: jax.Array = jax.lax.ragged_dot(rows, kernel, counts, precision=self.precision)
@@ -56,15 +56,15 @@ def make_layer(
     precision: Any,
     rngs: nnx.Rngs,
 ) -> Any:
-    """Return the module, or the variable, of a layer; axis names go along as metadata.
+    """Return a new module or variable for a layer; its Variables have axis names as metadata.
 
     Args:
-        spec: what it is.
-        config: of the decoder.
-        dtype: of the computation.
-        param_dtype: of its weights.
-        precision: of matrix products.
-        rngs: source of its initial weights.
+        spec: kind, shape and axis names of the layer.
+        config: configuration of the decoder.
+        dtype: dtype of the computation.
+        param_dtype: dtype of the layer's weights.
+        precision: precision of matrix multiplications; None for JAX's default.
+        rngs: source of the initial weights.
     """
     initializer = jax.nn.initializers.normal(config.initializer_range)
     shape, axes = spec.shape, spec.axes

@@ -29,12 +29,12 @@ __all__ = ["LinenDecoderForCausalLM", "linen_decoder"]
 def linen_decoder(config: DecoderConfig, settings: Any) -> linen.Module:
     """Return `DecoderForCausalLM` as a Linen module.
 
-    `module.init(key, input_ids)` makes parameters, and `module.apply({"params": params}, ...)`
-    takes the arguments of the NNX module's call. Their tree is that of the NNX module: layers have
-    numbers as keys.
+    `module.init(key, input_ids)` returns new parameters, as a tree like that of the NNX module, in
+    which layers have numbers as keys. `module.apply({"params": params}, ...)` takes the arguments
+    of the NNX module's call.
 
     Args:
-        config: shape and options.
+        config: sizes and options of the decoder.
         settings: result of `cairn.state.adapters.models.module_settings`.
     """
     return nnx.bridge.to_linen(_build, config, settings=FrozenJSON(settings), metadata_fn=None)
@@ -66,19 +66,19 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
         precision: Any = None,
         settings: Any = None,
     ) -> None:
-        """Make the model; arguments that are not listed are `EDPretrainedModel`'s.
+        """Make the model.
 
         Args:
-            config: shape and options.
-            module: by default the result of `linen_decoder`.
+            config: sizes and options of the decoder.
+            module: the Linen module; None for the result of `linen_decoder`.
             input_shape: (batch, tokens) of the input that the module is initialised with.
-            seed: of the initial parameters.
+            seed: seed of the initial parameters.
             dtype: dtype of the computation.
-            _do_init: make new parameters.
+            _do_init: whether to make new parameters; False leaves the model without.
             param_dtype: dtype of the parameters.
-            precision: of matrix multiplications.
-            settings: all settings at once, as `cairn.state.adapters.models.module_settings` returns
-                them; instead of `dtype`, `param_dtype` and `precision`.
+            precision: precision of matrix multiplications; None for JAX's default.
+            settings: a result of `cairn.state.adapters.models.module_settings`, instead of `dtype`,
+                `param_dtype` and `precision`.
         """
         if settings is None:
             settings = {
@@ -102,7 +102,7 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
         past_key_values: KVCache | None = None,
         params: Any = None,
     ) -> CausalLMOutput:
-        """Return logits of every token, and the loss if labels are given; compiled.
+        """Return logits of every token, and the loss if labels are given. The call is compiled.
 
         Args:
             input_ids: token ids (batch, tokens).
@@ -110,12 +110,13 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
                 (batch, slots of the cache), as `prepare_inputs_for_generation` extends it.
             position_ids: position of each token.
             labels: the tokens themselves, -100 where they don't count.
-            past_key_values: keys and values of earlier tokens; a new one comes back as `cache`.
-            params: by default the model's.
+            past_key_values: keys and values of earlier tokens; the outputs have a new cache.
+            params: the parameters; None for the model's own.
 
         Raises:
-            ArgumentError: shapes that don't go together.
-            TreeStructureError: if `params` are not the model's; lists every difference.
+            ArgumentError: shapes differ.
+            TreeStructureError: if the paths or shapes of `params` are not those of the model's;
+                lists all differences.
         """
         if past_key_values is not None and attention_mask is not None:
             slots = past_key_values.valid.shape
@@ -150,18 +151,20 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
         return self._fitting(params)["model"]["embed_tokens"]["embedding"]
 
     def set_input_embeddings(self, value: Any) -> None:
-        """Replace the input embeddings; if they are tied, they are the output's too.
+        """Replace the input embeddings; if they are tied, the output embeddings too.
 
         Raises:
-            ArgumentError: if it has another shape.
+            ArgumentError: if the shape is not (vocabulary, hidden).
         """
         self._set(("model", "embed_tokens", "embedding"), self._matrix(value))
 
     def get_output_embeddings(self, params: Any = None) -> Any:
-        """Return the matrix that gives logits, (vocabulary, hidden); if tied, the input's.
+        """Return the matrix that computes logits, (vocabulary, hidden).
+
+        If the embeddings are tied, that is the input embeddings.
 
         Raises:
-            ArgumentError: if it is quantized.
+            ArgumentError: if the matrix is quantized.
         """
         if self.config.tie_word_embeddings:
             return self.get_input_embeddings(params)
@@ -171,10 +174,11 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
         return kernel.T
 
     def set_output_embeddings(self, value: Any) -> None:
-        """Replace the output embeddings; if they are tied, they are the input's too.
+        """Replace the output embeddings; if they are tied, the input embeddings too.
 
         Raises:
-            ArgumentError: if it has another shape, or the present one is quantized.
+            ArgumentError: if the shape is not (vocabulary, hidden), or the model's own matrix is
+                quantized.
         """
         if self.config.tie_word_embeddings:
             self.set_input_embeddings(value)
@@ -192,7 +196,8 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
         """Replace the parameters of embedding, layers and final norm.
 
         Raises:
-            TreeStructureError: if they are not exactly the decoder's; lists every difference.
+            TreeStructureError: if their paths or shapes are not those of the decoder's; lists all
+                differences.
         """
         self.params = {**self.params, "model": value}
 
@@ -208,7 +213,11 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
     # -- the NNX form --------------------------------------------------------------------------
 
     def to_nnx(self, params: Any = None) -> DecoderForCausalLM:
-        """Return this model as an NNX module, around the same arrays."""
+        """Return this model as an NNX module that shares its arrays.
+
+        Args:
+            params: the parameters; None for the model's own.
+        """
         graphdef, state = self._graph
         leaves = rebuild(state, self._fitting(params), path="params")
         model: DecoderForCausalLM = nnx.merge(graphdef, leaves)
@@ -216,10 +225,10 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
 
     @classmethod
     def from_nnx(cls, model: EasyDeLBaseModule) -> Self:
-        """Return the Linen form of a decoder, around the same arrays.
+        """Return a decoder as a Linen model that shares its arrays.
 
         Raises:
-            ArgumentError: if it is no decoder.
+            ArgumentError: if the model is no `DecoderForCausalLM`.
         """
         if not isinstance(model, DecoderForCausalLM):
             raise ArgumentError(
@@ -233,7 +242,7 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
 
     @classmethod
     def nnx_class(cls) -> type[DecoderForCausalLM]:
-        """Return the class that `from_pretrained` loads through."""
+        """Return the NNX class that `from_pretrained` uses to load the weights."""
         return DecoderForCausalLM
 
     @functools.cached_property
@@ -246,11 +255,11 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
 
     def _init_variables(self, rng: jax.Array, input_shape: tuple[int, ...]) -> Any:
         variables = unfreeze(self.module.init(rng, jnp.zeros(input_shape, jnp.int32)))
-        # The bridge sorts by type of Variable: quantized weights are a collection of their own.
+        # The bridge makes one collection per type of Variable: quantized weights have their own.
         return functools.reduce(_merged, variables.values())
 
     def params_with_axes(self) -> Any:
-        """Return the abstract parameters; those with axis names are `nnx.Param`s with them."""
+        """Return the abstract parameters as `nnx.Param`s, whose metadata has the axis names."""
         return _as_dict(self._graph[1])
 
     def _matrix(self, value: Any) -> Any:
@@ -285,10 +294,10 @@ def _forward(module: linen.Module, params: Any, input_ids: jax.Array, inputs: An
 
 
 def _build(config: DecoderConfig, *, settings: Any, rngs: nnx.Rngs) -> DecoderForCausalLM:
-    """Build the NNX module that the bridge wraps.
+    """Return the NNX module that the bridge wraps.
 
-    When the Linen module is applied, the caller passes all weights. Then this builds it without
-    arrays, rather than with random ones that would be thrown away.
+    Only an initialisation needs weights. When the Linen module is applied, the caller passes all
+    weights, so the module is abstract.
     """
     outer = wrappers.current_linen_module()
     if outer is not None and not outer.is_initializing():
@@ -299,7 +308,7 @@ def _build(config: DecoderConfig, *, settings: Any, rngs: nnx.Rngs) -> DecoderFo
 
 
 def _merged(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Merge two nested dicts of different leaves."""
+    """Return the union of two nested dicts that have no leaf in common."""
     both = {**first, **second}
     return {
         key: _merged(first[key], second[key]) if key in first and key in second else value

@@ -1,4 +1,4 @@
-"""Feed-forward layers: one for all tokens, or experts of which each token uses a few."""
+"""Feed-forward layers: a single one, or a mixture of experts."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class Feeding(nnx.Module):
-    """Input of `down`: `act(gate) * up`, or `act(up)` without a gate.
+    """Base of feed-forward layers: the projections, and the activation between them.
 
-    Source: arXiv 2002.05202 (GLU variants); for "clamped_silu" arXiv 2508.10925 (gpt-oss): `(up +
-    1) gate sigmoid(1.702 gate)`, gate and up clamped.
+    The activation is `act(gate) * up`, or `act(up)` without a gate (arXiv 2002.05202). With an
+    `activation_limit` it is `(up + 1) gate sigmoid(1.702 gate)`, with gate and up clamped to the
+    limit (gpt-oss, arXiv 2508.10925).
     """
 
     def __init__(self, config: DecoderConfig, layers: Mapping[str, Layer], **options: Any) -> None:
@@ -41,7 +42,7 @@ class Feeding(nnx.Module):
                 setattr(self, name, make_layer(layers[name], config, **options))
 
     def inner(self, up: jax.Array, gate: jax.Array | None) -> jax.Array:
-        """Return the inner activations."""
+        """Return the input of the down projection; `gate` is None in layers without a gate."""
         if self.limit is not None and gate is not None:
             gate = jnp.minimum(gate, self.limit)
             up = jnp.clip(up, -self.limit, self.limit)
@@ -51,7 +52,7 @@ class Feeding(nnx.Module):
 
 
 class MLP(Feeding):
-    """`down(act(gate(x)) * up(x))`, or `down(act(up(x)))`."""
+    """Feed-forward layer `down(act(gate(x)) * up(x))`; without a gate, `down(act(up(x)))`."""
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Return the layer's contribution to the residual stream."""
@@ -66,7 +67,7 @@ class Experts(Feeding):
     def __call__(
         self, rows: Float[Array, "R D"], counts: Int[Array, " E"], expert: Int[Array, " R"]
     ) -> Float[Array, "R D"]:
-        """Apply to each row its expert, as `ExpertsLinear` does."""
+        """Apply each row's expert to it; the arguments are those of `ExpertsLinear`."""
         gate = self.gate_proj(rows, counts, expert) if hasattr(self, "gate_proj") else None
         inner = self.inner(self.up_proj(rows, counts, expert), gate)
         out: jax.Array = self.down_proj(inner, counts, expert)
@@ -74,10 +75,10 @@ class Experts(Feeding):
 
 
 class MixtureOfExperts(nnx.Module):
-    """A feed-forward layer of which each token uses a few experts, as its router chooses.
+    """Feed-forward layer of several experts; a router chooses a few of them for each token.
 
-    No expert has a capacity, and no token is dropped: rows are sorted by expert and multiplied in
-    groups. `ExpertsConfig` has the choices.
+    Experts have no capacity limit, so no token is dropped: rows are sorted by expert and multiplied
+    in groups. `ExpertsConfig` has the options.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class MixtureOfExperts(nnx.Module):
         **options: Any,
     ) -> None:
         self.settings = experts
-        # In float32, as who trained the router needs it: near ties decide which experts are used.
+        # In float32, as in the router's training: rounding would change the choice at near ties.
         precise = options | {"dtype": jnp.float32}
         self.router = make_layer(layers["router"], config, **precise)
         if "correction" in layers:
@@ -122,7 +123,7 @@ class MixtureOfExperts(nnx.Module):
         return out, logits
 
     def _route(self, logits: Float[Array, "R E"]) -> tuple[Int[Array, "R K"], Float[Array, "R K"]]:
-        """Return the experts of each token, and their weights."""
+        """Return the numbers of each token's experts, and their weights."""
         settings = self.settings
         softmax = settings.score == "softmax"
         scores = jax.nn.softmax(logits, axis=-1) if softmax else jax.nn.sigmoid(logits)
@@ -138,7 +139,7 @@ class MixtureOfExperts(nnx.Module):
         return chosen, weights * settings.scale
 
     def _allowed(self, ranking: Float[Array, "R E"]) -> jax.Array:
-        """Return whether an expert is in one of the best groups of a token."""
+        """Return a mask [rows, experts]: True for experts in one of the token's best groups."""
         settings = self.settings
         grouped = ranking.reshape(ranking.shape[0], settings.groups, -1)
         best, _ = jax.lax.top_k(grouped, 1 if settings.group_score == "max" else 2)

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float
 class RMSNorm(nnx.Module):
     """Root mean square normalisation: `x / sqrt(mean(x^2) + eps) * scale`, over the last axis.
 
-    The mean runs in float32 whatever the input's dtype; the product with `scale` runs in the
-    input's dtype, as transformers does it. With `offset` it is that with `1 + scale`, in float32.
+    The mean is computed in float32; the multiplication by `scale` in the input's dtype, as in
+    transformers. With `offset`, the factor is `1 + scale`, and all is computed in float32.
 
     Source: arXiv 1910.07467.
     """

@@ -1,4 +1,4 @@
-"""Values that differ from layer to layer, for a block that is traced once for many of them."""
+"""Values and layers for a scan, in which one trace of a block serves many layers."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _LONGEST_TURN = 16
 
 @dataclass(frozen=True)
 class PerLayer:
-    """A few values, of which each layer has one.
+    """A few different values, one of which belongs to each layer.
 
     Attributes:
-        values: pytrees of arrays, alike in shape; without arrays if there is but one.
-        which: for each layer the number of its value.
+        values: pytrees of arrays with equal structures and shapes; a single value may be anything.
+        which: for each layer, the index of its value.
     """
 
     values: tuple[Any, ...]
     which: tuple[int, ...]
 
     def of(self, layer: int | jax.Array) -> Any:
-        """Return the value of a layer; for a traced layer number it is chosen at run time."""
+        """Return a layer's value; if the layer number is traced, it is selected at run time."""
         if len(self.values) == 1:
             return self.values[0]
         if isinstance(layer, int):
@@ -37,11 +37,11 @@ class PerLayer:
 
 
 def make_per_layer(keys: Sequence[Any], values: dict[Any, Any]) -> PerLayer:
-    """Return the layers' values, looked up by their keys.
+    """Return the values of layers.
 
     Args:
-        keys: of each layer.
-        values: by key; those that no layer has are left out.
+        keys: for each layer, the key of its value.
+        values: the values, by key; values that no layer uses are left out.
     """
     used = list(dict.fromkeys(keys))
     return PerLayer(tuple(values[key] for key in used), tuple(used.index(key) for key in keys))
@@ -49,12 +49,12 @@ def make_per_layer(keys: Sequence[Any], values: dict[Any, Any]) -> PerLayer:
 
 @dataclass(frozen=True)
 class Run:
-    """Layers that repeat in turns: what one scan goes through.
+    """Consecutive layers for one scan: a sequence of structures (a turn) that repeats.
 
     Attributes:
-        first: number of the first layer.
-        graphdefs: of the layers of one turn.
-        by_place: for each place in the turn the layers that stand there, in order.
+        first: number of the run's first layer.
+        graphdefs: graphdefs of the layers of a turn.
+        by_place: for each place in the turn, the layers at that place in all turns, in order.
     """
 
     first: int
@@ -63,13 +63,18 @@ class Run:
 
     @property
     def firsts(self) -> list[int]:
-        """The number of the first layer of each turn."""
+        """Number of the first layer of each turn."""
         turn = len(self.graphdefs)
         return [self.first + turn * number for number in range(len(self.by_place[0]))]
 
 
 def find_runs(graphdefs: Sequence[Any], layers: Sequence[Any]) -> list[Run]:
-    """Return the layers as runs, each as long as can be: alike one by one, or turn by turn."""
+    """Divide layers into runs, each as long as possible.
+
+    Args:
+        graphdefs: graphdef of each layer.
+        layers: the layers.
+    """
     runs: list[Run] = []
     first = 0
     while first < len(layers):
@@ -87,7 +92,7 @@ def find_runs(graphdefs: Sequence[Any], layers: Sequence[Any]) -> list[Run]:
 
 
 def _repeats(graphdefs: Sequence[Any], first: int, length: int) -> int:
-    """Return how often the `length` layers from `first` on repeat in a row."""
+    """Return how often the structures of the `length` layers from `first` on occur in a row."""
     turn, count = list(graphdefs[first : first + length]), 1
     while list(graphdefs[first + count * length : first + (count + 1) * length]) == turn:
         count += 1

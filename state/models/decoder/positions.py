@@ -1,4 +1,4 @@
-"""Rotary positions (RoPE): each pair of a head's dimensions turns with its token's position."""
+"""Rotary positions (RoPE): pairs of a head's dimensions are rotated by the token's position."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def rotary_angles(
 ) -> tuple[Float[Array, "B T half"], Float[Array, "B T half"]]:
     """Return the cosines and sines of every token's rotation, in float32.
 
-    With the scalings "dynamic" and "longrope" they depend on how long the sequence is: on the
-    largest of the positions.
+    With the scalings "dynamic" and "longrope" they also depend on the length of the sequence, which
+    is the largest position plus 1.
     """
     frequencies = _frequencies(jnp.max(positions) + 1, rope, head_dim)
     angles = positions.astype(jnp.float32)[..., None] * frequencies[None, None, :]
@@ -31,8 +31,8 @@ def rotate(
 ) -> Float[Array, "B T N H"]:
     """Rotate each pair (x[i], x[i + half]) of every head by its token's angle.
 
-    A head's dimensions beyond the first 2 x half stay. Runs in float32 and comes back in the dtype
-    of `x`.
+    A head's dimensions beyond the first 2 x half stay unchanged. The rotation is computed in
+    float32; the result has the dtype of `x`.
     """
     cos, sin = (part[:, :, None, :] for part in angles)
     half = cos.shape[-1]

@@ -1,1 +1,1 @@
-"""Models in memory to and from Hugging Face's formats, each weight placed by itself."""
+"""Conversion of models in memory from and to Hugging Face's formats, one weight at a time."""

@@ -30,7 +30,7 @@ from cairn.storage.store.uri import StoreURI
 
 
 class EasyBridgeMixin:
-    """Loads pretrained weights, and gives ours back to PyTorch, a folder, a store or the hub."""
+    """Loads pretrained weights, and exports weights to PyTorch, a folder, a store or the hub."""
 
     if TYPE_CHECKING:
         config: EDPretrainedConfig
@@ -66,62 +66,64 @@ class EasyBridgeMixin:
         text_only: bool = False,
         verbose: bool = False,
     ) -> Self:
-        """Return a model with pretrained weights; each slice is read and placed alone.
+        """Return a model with pretrained weights, which are read and placed slice by slice.
 
-        A process reads what its devices hold, and reads a slice that several of them hold once.
-        With several processes all must call this, unless `mesh` has devices of one alone.
+        A process reads the slices that its devices hold, each once. In a job of several processes
+        all must call this, unless `mesh` has devices of one process only.
 
-        Where config.json ties the output head to the embedding, and the files hold two different
-        weights, both are loaded, untied, with a warning.
+        If config.json ties the output head to the embedding, but the files have different weights
+        for the two, both are loaded, untied, and a warning says so.
 
-        Weights that were published quantized (`quantization_config` in config.json: FP8 as of
-        DeepSeek V3, MXFP4 as of gpt-oss) are dequantized, one by one; the model and what it exports
-        are plain. Where there are no safetensors, `pytorch_model.bin` is read, which takes torch:
-        what can run code is refused.
+        Weights that were published quantized (`quantization_config` in config.json: FP8 as in
+        DeepSeek V3, MXFP4 as in gpt-oss) are dequantized, one by one; the model and its exports
+        have floating weights. If there are no safetensors, `pytorch_model.bin` is read, which needs
+        torch; files that could run code are refused.
 
         Args:
             pretrained_model_name_or_path: a folder or a *.gguf file, here or in a store
                 ("gs://bucket/folder"); a Cairn run or one of its checkpoints ("run",
                 "run@alias", "run/steps/N"); or a hub id such as "org/name", also as
                 "hf://org/name".
-            dtype: of the computation.
-            param_dtype: of the floating weights; None keeps the stored dtypes, and gives
-                dequantized weights the one that config.json names.
-            precision: of matrix multiplications.
-            auto_shard_model: spread the weights over the mesh; else all go to one device.
-            mesh: the mesh; by default the one that `sharding_axis_dims` make of all devices.
-            partition_rules: pairs of a regular expression and a PartitionSpec; by default the
-                config's, else the axis names that the layers gave their parameters.
-            sharding_axis_dims: mesh of the config.
-            sharding_axis_names: axes of that mesh.
-            device: the one device, without `auto_shard_model`; the first one by default.
-            config_kwargs: keys that replace those of config.json, or options of ours such as
-                `scan_layers`; of a run, fields of the config it was saved with.
-            quantization_platform: where weights are quantized: None, "jax", or the platform in
-                use; the numbers are the same on each.
+            dtype: dtype of the computation.
+            param_dtype: dtype of the floating weights. None keeps the stored dtypes; dequantized
+                weights then get the dtype that config.json names.
+            precision: precision of matrix multiplications; None for JAX's default.
+            auto_shard_model: whether to shard the weights over the mesh; False puts all of them on
+                one device.
+            mesh: the mesh; None for that of `sharding_axis_dims` over all devices.
+            partition_rules: pairs of a regular expression and a PartitionSpec; None for the
+                config's rules, else those that follow from the axis names of the parameters.
+            sharding_axis_dims: shape of the config's mesh.
+            sharding_axis_names: axis names of that mesh.
+            device: the device without `auto_shard_model`; None for the first one.
+            config_kwargs: keys that replace those of config.json (for a run, fields of the saved
+                config), or options of Cairn such as `scan_layers`.
+            quantization_platform: platform that quantizes weights: None, "jax", or the platform in
+                use; the values are the same on each.
             quantization_method: "nf4", "8bit", "a8bit", "a8q", "a4q" or "aqt": quantize each
-                weight once it is placed. The result is what loading and then `quantize` gives.
-            quantization_block_size: inputs that share a scale, -1 for all of them.
+                weight once it is placed, with the same result as `quantize` after loading. None
+                quantizes nothing.
+            quantization_block_size: number of inputs that share a scale, -1 for all of them.
             quantization_pattern: regular expression, searched in the "/"-joined path of each
                 layer; None for all layers.
-            quantize_tensors: False is the explicit form of no quantization_method, and contradicts
-                one.
-            revision: branch, tag or commit on the hub; refused where there is none.
-            token: of the hub; refused without one.
-            local_files_only: take a hub id from the local cache alone.
-            text_only: of a model that sees too (config.json has a `text_config`), load the text
-                model, and leave the rest out; without it such a model is refused.
-            verbose: print_progress on stderr what is being loaded.
+            quantize_tensors: False says explicitly that nothing is quantized; then a
+                `quantization_method` is refused.
+            revision: branch, tag or commit on the hub; refused for other sources.
+            token: token for the hub; refused for other sources.
+            local_files_only: whether to read a hub id from the local cache only.
+            text_only: whether to load only the text model of a model that has one in `text_config`
+                of config.json, such as a vision model; without this, such a model is refused.
+            verbose: whether to print progress to stderr.
 
         Raises:
-            ArgumentError: arguments contradict each other, or the weights can't be quantized so, or
-                torch is needed to read them and is not installed.
-            NotFoundError: nothing is there, or no weights in a form that is read.
-            ConfigError: the family is unknown, or config.json asks for what can't be done.
-            ConversionError: tensors are missing, unexpected, mis-shaped or of an unsupported
-                type; all are listed. Or a file holds more than tensors, or contradicts itself.
-            CorruptionError: a safetensors file is not what its header says.
-            ShardingError: weights don't divide over the mesh; all are listed.
+            ArgumentError: arguments contradict each other, or do not fit the weights, or torch is
+                needed and not installed.
+            NotFoundError: the source does not exist, or has no weights in a supported format.
+            ConfigError: the family is unknown, or config.json has options that are not supported.
+            ConversionError: tensors are missing, unexpected, or of a wrong shape or type; all are
+                listed. Or a file holds more than tensors, or is inconsistent.
+            CorruptionError: a safetensors file does not fit its header.
+            ShardingError: the mesh does not divide some weights; all are listed.
         """
         axes = {
             "sharding_axis_dims": sharding_axis_dims,
@@ -171,7 +173,7 @@ class EasyBridgeMixin:
             text_only=text_only,
         )
         if auto_shard_model and (mesh is None or mesh.is_multi_process):
-            # What each process reads follows from what it has found: that has to be the same.
+            # Processes read in step with each other, so all must have found the same weights.
             pretrained = agreement.all_or_none(find, same=_same, error=ArgumentError)
         else:
             pretrained = find()
@@ -205,16 +207,16 @@ class EasyBridgeMixin:
     ) -> list[str]:
         """Write config.json, safetensors and tokenizer files that transformers loads.
 
-        Leaves go to the host one after the other. With several processes all must call this; the
-        first one writes. Weights of an earlier save (`model.safetensors`, its shards, their index)
-        give way; other files of the folder stay. Of a class of no family all variables are written
-        but its random streams: averages of a BatchNorm too.
+        Leaves are copied to the host one after the other. In a job of several processes all must
+        call this; process 0 writes. Weights of an earlier save (`model.safetensors`, its shards,
+        their index) are removed; other files of the folder stay. If the model's class belongs to no
+        family, all of its variables except random streams are written, such as BatchNorm averages.
 
         Args:
-            save_directory: a folder, here or in a store.
-            max_shard_size: most bytes of tensors per file ("5GB").
-            float_dtype: cast floating weights to this, and make quantized ones floating again;
-                None keeps their dtypes.
+            save_directory: the folder, local or in a store.
+            max_shard_size: maximum bytes of tensors per file, as a number or a text such as "5GB".
+            float_dtype: dtype to cast floating weights to; quantized weights are dequantized to
+                it. None keeps the dtypes.
 
         Returns:
             The names of the files written.
@@ -223,7 +225,7 @@ class EasyBridgeMixin:
             ConversionError: the model has adapters; or there is no `float_dtype`, and it is
                 quantized, or has weights of several dtypes that become one tensor.
             ConfigError: the family can't express the model's options.
-            StorageError: the store refuses (full, forbidden, unreachable).
+            StorageError: the store is full, unreachable or forbids the write.
         """
         return write_folder(
             cast(Any, self), save_directory, max_shard_size, float_dtype=float_dtype
@@ -235,23 +237,24 @@ class EasyBridgeMixin:
         *,
         base_model_name_or_path: str | None = None,
     ) -> list[str]:
-        """Write the model's adapters as `peft` loads them: `PeftModel.from_pretrained(base, dir)`.
+        """Write the model's adapters for `peft`'s `PeftModel.from_pretrained(base, dir)`.
 
-        The weights beside them are not written. With several processes all must call this; the
-        first one writes.
+        The model's other weights are not written. In a job of several processes all must call this;
+        process 0 writes.
 
         Args:
-            save_directory: a folder, here or in a store.
-            base_model_name_or_path: hub id or folder of the model that the adapters belong to,
-                for `AutoPeftModel`, which loads that too; None leaves it unsaid.
+            save_directory: the folder, local or in a store.
+            base_model_name_or_path: hub id or folder of the model without adapters, which
+                `AutoPeftModel` then loads, too; None: not recorded.
 
         Returns:
             The names of the files written.
 
         Raises:
             ArgumentError: the model has no adapters.
-            ConversionError: the model is of no known family, or adapters have no module in it.
-            StorageError: the store refuses (full, forbidden, unreachable).
+            ConversionError: the model is of no supported family, or the family's transformers model
+                has no module for some adapters.
+            StorageError: the store is full, unreachable or forbids the write.
         """
         return write_adapter(
             cast(Any, self), save_directory, base_model_name_or_path=base_model_name_or_path
@@ -267,20 +270,22 @@ class EasyBridgeMixin:
     ) -> Self:
         """Load the adapters of a folder that `save_adapter` or `peft` wrote into the model.
 
-        Values and dtypes are the file's. The model gets adapters where the file has some, unless
-        it has just these already. A dropout that the adapters were trained with is not applied.
+        Values and dtypes are those of the file. The model gets adapters on the layers for which the
+        file has some; if it already has adapters on just these layers, their values are replaced.
+        The dropout with which the adapters were trained is not applied.
 
         Args:
-            name_or_path: a folder, here or in a store, or a hub id.
+            name_or_path: a folder, local or in a store, or a hub id.
             revision: branch, tag or commit on the hub.
-            token: of the hub.
-            local_files_only: take a hub id from the local cache alone.
+            token: token for the hub.
+            local_files_only: whether to read a hub id from the local cache only.
 
         Returns:
-            The model, floating or quantized as it was.
+            The model itself, changed in place; its other weights are unchanged.
 
         Raises:
-            NotFoundError: nothing is there, or no safetensors (pickled adapters are never read).
+            NotFoundError: the source does not exist, or has no safetensors (pickled adapters are
+                never read).
             ConversionError: the adapter is more than plain LoRA, has ranks or scales that differ
                 between layers, or does not fit the model; all problems are listed.
             ArgumentError: the model has other adapters.
@@ -307,16 +312,16 @@ class EasyBridgeMixin:
     ) -> str:
         """Upload the files that `save_pretrained` writes; return the URL of the commit.
 
-        With several processes all must call this; the first one uploads.
+        In a job of several processes all must call this; process 0 uploads.
 
         Args:
-            repo_id: "name" or "org/name"; made if it is not there.
-            commit_message: of the commit.
-            private: for a new repository; None for the account's default.
-            token: of the hub; else the stored one, or HF_TOKEN.
-            revision: branch to commit to.
-            max_shard_size: most bytes of tensors per file.
-            float_dtype: cast floating weights to this.
+            repo_id: "name" or "org/name"; the repository is created if it does not exist.
+            commit_message: message of the commit.
+            private: whether a new repository is private; None for the account's default.
+            token: token for the hub; None for the stored one, or HF_TOKEN.
+            revision: branch to commit to; None for the main branch.
+            max_shard_size: maximum bytes of tensors per file, as in `save_pretrained`.
+            float_dtype: dtype to cast floating weights to, as in `save_pretrained`.
         """
         from huggingface_hub import HfApi
 
@@ -339,11 +344,12 @@ class EasyBridgeMixin:
     def to_torch(self, *, float_dtype: Any = None) -> dict[str, Any]:
         """Return the weights as PyTorch tensors, for transformers' `load_state_dict(strict=True)`.
 
-        Every dtype stays as it is, bfloat16 included. Tied weights come under both names, sharing
-        memory.
+        Dtypes stay the same, including bfloat16. Tied weights are returned under both names and
+        share memory.
 
         Args:
-            float_dtype: cast floating weights to this, and make quantized ones floating again.
+            float_dtype: dtype to cast floating weights to; quantized weights are dequantized to
+                it. None keeps the dtypes.
 
         Raises:
             ArgumentError: PyTorch is not installed.
@@ -355,7 +361,7 @@ class EasyBridgeMixin:
         tensors = {}
         for source in sources:
             stream = whole(source)
-            # NumPy's bfloat16 is unknown to torch: the bits go over as integers.
+            # torch does not support NumPy's bfloat16: pass the bits as integers.
             bits = torch.from_numpy(stream.view(f"u{stream.dtype.itemsize}"))
             tensors[source.name] = bits.view(getattr(torch, stream.dtype.name))
         aliases = {alias: tensors[name] for alias, name in table.aliases.items()}
@@ -364,10 +370,11 @@ class EasyBridgeMixin:
     def to_pytorch(self, *, float_dtype: Any = None) -> Any:
         """Return the `transformers` model with these weights, in evaluation mode.
 
-        It generates as the model's generation_config.json says, else as its config.json.
+        Its generation settings are those of the model's generation_config.json, else of its
+        config.json.
 
         Args:
-            float_dtype: as in `to_torch`.
+            float_dtype: dtype to cast floating weights to, as in `to_torch`.
 
         Raises:
             ArgumentError: transformers or PyTorch is not installed.
@@ -383,7 +390,7 @@ class EasyBridgeMixin:
         floating = [t.dtype for t in tensors.values() if t.is_floating_point()]
         usual = max(set(floating), key=floating.count, default=torch.float32)
         kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        # The tensors become the parameters: none is initialised first, none is copied.
+        # The tensors become the parameters: transformers neither initialises nor copies any.
         model, info = kind.from_pretrained(
             None, config=config, state_dict=tensors, dtype=usual, output_loading_info=True
         )
@@ -407,7 +414,7 @@ class EasyBridgeMixin:
 
 
 def _same(pretrained: PretrainedWeights) -> dict[str, list[Any]]:
-    """Return the facts of a pretrained model that all processes must agree on, as JSON."""
+    """Return the parts that must be equal on all processes: config, and shapes and dtypes."""
     weights = pretrained.weights
     dtypes = {name: str(dtype) for name, dtype in weights.dtypes.items()}
     return {"from_pretrained": [pretrained.config.to_dict(), dict(weights.shapes), dtypes]}

@@ -1,4 +1,4 @@
-"""Writes a model in memory as a Hugging Face folder, in any store."""
+"""Write of a model in memory as a Hugging Face folder, in any store."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI, parse_uri
 
 _WEIGHTS = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors")
-"""Names that `plan_shards` gives."""
+"""Names that `plan_shards` gives to files of weights."""
 
 
 class _Weights:
-    """A model's weights by path; fetched to the host when read, or before, in one order.
+    """A model's weights by path, copied to the host when they are read.
 
-    A quantized weight stands for the floating one, which is made when it is fetched.
+    In a job of several processes they are gathered before, into `fetched`, in the same order on
+    all. Quantized weights are dequantized when they are copied.
     """
 
     def __init__(self, model: Any) -> None:
@@ -64,7 +65,7 @@ class _Weights:
         self.fetched: dict[str, Array] = {}
 
     def fetch(self, path: str, at: int | None = None) -> Array:
-        """Return a weight, or the part of it with a number along its leading axis."""
+        """Return a weight on the host; with `at`, only that index of its leading axis."""
         ready = self.fetched.get(path)
         if ready is not None:
             return ready if at is None else ready[at]
@@ -81,11 +82,16 @@ class _Weights:
 def model_streams(
     model: Any, *, float_dtype_name: Any = None
 ) -> tuple[RuleTable, list[TensorSource]]:
-    """Return a model's weights under Hugging Face's names, and the table that they went by.
+    """Return the family's table of rules, and the model's weights under Hugging Face's names.
+
+    Args:
+        model: the model.
+        float_dtype_name: dtype to cast floating weights to; None keeps their dtypes.
 
     Raises:
-        ConversionError: weights that the family's rules don't know; adapters; or, without a dtype
-            to make of them, quantized weights or those of several dtypes that become one tensor.
+        ConversionError: the rules do not cover a weight, or the model has adapters; or, without a
+            `float_dtype_name`, it has quantized weights, or weights of several dtypes that become
+            one tensor.
     """
     table, _, sources = _streams(model, _Weights(model), float_dtype_name)
     return table, sources
@@ -98,16 +104,25 @@ def write_folder(
     *,
     float_dtype: Any,
 ) -> list[str]:
-    """Write weights first and config.json last: a folder that has config.json is complete.
+    """Write a model as a Hugging Face folder; return the names of the files.
 
-    One that was there goes before the first file is replaced. See `WholeFolder` for two writers.
+    Weights are written first and config.json last, so a folder with a config.json is complete. An
+    existing config.json is removed before the first file is replaced. `WholeFolder` describes what
+    happens if two programs write the folder at the same time.
+
+    Args:
+        model: the model.
+        save_directory: the folder, local or in a store.
+        max_shard_size: maximum bytes of tensors per file, as a number or a text such as "5GB".
+        float_dtype: dtype to cast floating weights to; None keeps their dtypes.
 
     Raises:
-        ConversionError: weights that the family's rules don't know; adapters; or, without a dtype
-            to make of them, quantized weights or those of several dtypes that become one tensor.
+        ConversionError: the rules do not cover a weight, or the model has adapters; or, without a
+            `float_dtype`, it has quantized weights, or weights of several dtypes that become one
+            tensor.
         ConfigError: the family can't express the model's options.
-        CorruptionError: another has written the folder meanwhile.
-        StorageError: the store refuses.
+        CorruptionError: another program has written the folder meanwhile.
+        StorageError: the store is full, unreachable or forbids the write.
     """
     weights = _Weights(model)
     _, rules, sources = _streams(model, weights, float_dtype)
@@ -138,7 +153,7 @@ def write_folder(
         _on_first(partial(stack.enter_context, folder.files.exclusive()))
         for shard in shards:
             if jax.process_count() > 1:
-                # Gathering is collective: every process does it, in one order, outside of threads.
+                # Gathering is a collective: all processes do it in the same order, in no thread.
                 paths = dict.fromkeys(p for t in shard.tensors for p in leaves_of[t.name])
                 weights.fetched = _fetched(weights, paths)
             _on_first(partial(folder.write_shard, shard))
@@ -147,7 +162,7 @@ def write_folder(
 
 
 def _fetched(weights: _Weights, paths: Iterable[str]) -> dict[str, Array]:
-    """Gather the weights to process 0; the others take part, and keep nothing."""
+    """Gather weights and return them by path on process 0; empty on the others, which take part."""
     fetched = {}
     for path in paths:
         array = weights.fetch(path)
@@ -157,7 +172,7 @@ def _fetched(weights: _Weights, paths: Iterable[str]) -> dict[str, Array]:
 
 
 def _on_first(write: Callable[[], object]) -> None:
-    """Run a write on process 0; all processes return after it, or raise its error."""
+    """Run `write` on process 0; all processes wait for it, and raise its error if it fails."""
 
     def written() -> None:
         write()
@@ -179,8 +194,8 @@ def _streams(
 
 
 def _check_form(model: Any, dtype: Any) -> None:
-    """Refuse adapters and quantized weights, which have no place among a model's tensors."""
-    # A class that has the bridge alone knows of neither.
+    """Raise ConversionError if the model has adapters, or quantized weights and no `dtype`."""
+    # A class with `EasyBridgeMixin` only has neither attribute.
     lora, quantization = getattr(model, "lora", None), getattr(model, "quantization", None)
     if lora is not None:
         raise ConversionError(
@@ -200,7 +215,7 @@ def _check_form(model: Any, dtype: Any) -> None:
 
 
 def _remove_stale(files: Files, *, keep: set[str]) -> None:
-    """Remove weights of an earlier save, which readers would mix with these; no other files."""
+    """Remove files of weights that are not in `keep`: readers would mix them with the new ones."""
     for entry in files.list(""):
         is_weights = entry.name == INDEX_FILE or _WEIGHTS.fullmatch(entry.name)
         if is_weights and not entry.is_dir and entry.name not in keep:

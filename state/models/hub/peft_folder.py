@@ -1,6 +1,6 @@
 """Adapters of a model in memory as a folder that `peft` loads, and back.
 
-The folder holds adapter_model.safetensors and adapter_config.json; weights come first, so that a
+The folder holds adapter_model.safetensors and adapter_config.json. The config is written last, so a
 folder with a config is complete. Pickled adapters are never read.
 """
 
@@ -63,9 +63,9 @@ def write_adapter(
 
     Raises:
         ArgumentError: the model has no adapters.
-        ConversionError: the model has no family, or its family has no name for an adapted module;
-            all are listed.
-        StorageError: the store refuses.
+        ConversionError: the model is of no supported family, or its family's transformers model
+            has no module for some adapters; all are listed.
+        StorageError: the store is full, unreachable or forbids the write.
     """
     settings = model.lora
     if settings is None:
@@ -113,9 +113,10 @@ def read_adapter(
     """Load the adapters of a folder into a model, bit for bit; see `EasyBridgeMixin.load_adapter`.
 
     Raises:
-        NotFoundError: nothing is there, or no safetensors.
-        ConversionError: it is more than plain LoRA, or does not fit the model; all is listed.
-        ArgumentError: the model has other adapters.
+        NotFoundError: the source does not exist, or has no safetensors.
+        ConversionError: the adapter is more than plain LoRA, or does not fit the model; all
+            problems are listed.
+        ArgumentError: the model has adapters of another rank, scale or other layers.
     """
     folder = find_folder(
         directory,
@@ -162,10 +163,10 @@ def _pair(leaves: Mapping[str, Any], kernel: str) -> Pair:
 def _read_modules(
     folder: SourceFolder, modules: Mapping[str, AdaptedModule], config: PeftConfig
 ) -> tuple[dict[str, Pair], dict[str, Array]]:
-    """Return each module's `lora_A.weight` and `lora_B.weight`, and the weights beside them.
+    """Return (`lora_A.weight`, `lora_B.weight`) by module, and other stored weights by module.
 
     Raises:
-        ConversionError: tensors that are no plain LoRA of these modules; all are listed.
+        ConversionError: tensors are not plain LoRA of these modules; all problems are listed.
     """
     files, rel = folder.locate(WEIGHTS_FILE)
     header = read_header(files, rel)
@@ -208,18 +209,18 @@ def _read_modules(
 def _check_weights(
     model: Any, modules: Mapping[str, AdaptedModule], weights: Mapping[str, Array], *, path: str
 ) -> None:
-    """Check that weights which PEFT put beside adapters are the model's own.
+    """Check that the weights which PEFT stored together with adapters equal the model's.
 
-    PEFT does so with an adapted head, whether or not it was trained.
+    PEFT stores the weight of an adapted head, even if it was not trained.
 
     Args:
-        model: that the adapters are for.
-        modules: its modules by name.
-        weights: of modules, as PEFT keeps them.
-        path: the file, for the message.
+        model: the model that gets the adapters.
+        modules: the model's modules, by name.
+        weights: the stored weights, by module.
+        path: the file, for the error.
 
     Raises:
-        ConversionError: they are others; all are listed.
+        ConversionError: weights differ, or the model's are quantized; all are listed.
     """
     layers = dict(adaptable_layers(model)) if weights else {}
     problems = []
@@ -253,7 +254,7 @@ def _settings(
     *,
     path: str,
 ) -> LoraSettings:
-    """Return one rank, one scale and one pattern for all layers.
+    """Return the settings of adapters that are equal on all layers: rank, scale, pattern, dtype.
 
     Raises:
         ConversionError: ranks or scales differ between layers.
@@ -286,7 +287,7 @@ def _settings(
 
 
 def _pattern(paths: list[str], others: set[str]) -> str:
-    """Return a regular expression that is found in these paths and in no others."""
+    """Return a regular expression that matches all of `paths` and none of `others`."""
     shapes = dict.fromkeys(re.sub(r"(?<=/)\d+(?=/)", r"\\d+", re.escape(path)) for path in paths)
     pattern = f"^(?:{'|'.join(shapes)})$"
     if any(re.search(pattern, path) for path in others):
@@ -300,7 +301,7 @@ def _set_adapters(
     """Put adapters into a model; add adapter layers first if it has none.
 
     Raises:
-        ArgumentError: the model has adapters of another size, or elsewhere.
+        ArgumentError: the model has adapters of another rank, scale or other layers.
     """
     arrays = {
         f"{kernel}_lora_{letter}": array

@@ -1,4 +1,4 @@
-"""Puts pretrained weights into a new model, tensor by tensor, where each part belongs."""
+"""Load of pretrained weights into a new model, slice by slice, onto the devices of each slice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cairn.state.paths import NamedLeaf, named_leaves
 from cairn.state.sharding.rules import module_plan
 
 _TOGETHER_BYTES: Final = 1 << 30
-"""Bytes of weights, over all processes, that are read before the processes meet."""
+"""Minimum bytes of weights, over all processes, that are read before the processes synchronize."""
 
 _PASSING = (nnx.RngState, nnx.Cache, nnx.Intermediate)
 
@@ -43,8 +43,8 @@ Placement = Callable[[Any], Mapping[str, Sharding]]
 def is_weight(path: Any, node: Any) -> bool:
     """Return whether a variable is written to a pretrained folder.
 
-    All are but random streams, caches, and what a forward pass has left behind. Statistics, such
-    as the running averages of a BatchNorm, are no parameters, and yet the model computes with them.
+    All variables are, except random streams, caches and intermediate results of a forward pass.
+    Running averages, such as those of a BatchNorm, are written, since the model computes with them.
     """
     dtype = getattr(node, "dtype", None)
     is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
@@ -61,27 +61,28 @@ def load_weights(
     place: Placement,
     quantization: QuantizationSettings | None = None,
 ) -> Model:
-    """Return a model with the weights that were found.
+    """Return a new model with pretrained weights.
 
-    Slice by slice is read, cast on the host and put where `place` says; each process reads what its
-    devices hold. The host holds a slice, or those slices of a rule that share bytes, and the one on
-    its way to a device; a device holds no more than its share, and of one leaf twice that while it
-    is exchanged. With several processes all must call this, if weights go to all of them.
+    Each process reads the slices that its devices hold, casts them on the host and places them, one
+    after the other. Host memory holds one slice (or the slices of a rule that share bytes) and one
+    that is being transferred. A device holds its own shards, and one leaf's twice while processes
+    exchange it. If weights go to the devices of several processes, all of these must call this.
 
     Args:
-        model_class: made abstractly first, so that it must not look at its weights in `__init__`.
+        model_class: class of the model. It is first built without arrays, so its `__init__` must
+            not use the values of its weights.
         pretrained: config and weights.
-        dtype: of the computation.
-        param_dtype: floating weights are cast to this; None keeps each one's own.
-        precision: of matrix multiplications.
-        place: abstract weights -> path -> sharding.
-        quantization: quantizes each kernel as soon as it is placed.
+        dtype: dtype of the computation.
+        param_dtype: dtype to cast floating weights to; None keeps the dtype of each.
+        precision: precision of matrix multiplications; None for JAX's default.
+        place: function from the abstract weights to their shardings, by path.
+        quantization: settings by which each kernel is quantized once it is placed; None for none.
 
     Raises:
-        ArgumentError: the model can't be quantized so.
-        ConversionError: tensors are missing, unexpected, mis-shaped, or not floating where weights
-            are; or those of several dtypes become one weight, and `param_dtype` is None; all are
-            listed.
+        ArgumentError: these settings can't quantize the model.
+        ConversionError: tensors are missing, unexpected, of a wrong shape, or not floating for
+            floating weights; or several dtypes would become one weight, and `param_dtype` is None.
+            All are listed.
     """
     cast = float_dtype(param_dtype, argument="param_dtype")
     options = {
@@ -97,7 +98,7 @@ def load_weights(
     model = nnx.eval_shape(make)
     layers: dict[str, Any] = {}
     if quantization is not None:
-        # Once without arrays: it must be possible before anything is read.
+        # Try it without arrays, to raise errors before anything is read.
         method, size = quantization.method, quantization.group_size
         nnx.eval_shape(lambda: make().quantize(method, size, quantization.pattern))
         layers = layers_to_quantize(model, quantization)
@@ -126,7 +127,7 @@ def load_weights(
     placed: dict[str, jax.Array] = {}
     for batch in _batches(targets, _TOGETHER_BYTES if spread else 0):
         read = partial(_read, pretrained.weights, [(rules[n], targets[n]) for n in batch])
-        # What one process can't read fails in all: none waits for it in an exchange.
+        # An error in one process is raised in all, so that none waits for it in an exchange.
         arrays = agreement.all_or_none(read) if spread else read()
         for aim in (target_leaf for n in batch for target_leaf in targets[n]):
             array = exchanged(arrays.pop(aim.path), aim)
@@ -141,7 +142,7 @@ def load_weights(
         ordered = [placed[path] for path in leaves]
         weights = jax.tree.unflatten(jax.tree.structure(weights), ordered)
     if jax.tree.leaves(others):
-        # What is no weight starts as the class makes it.
+        # Variables that are no weights get the initial values of the class.
         others = jax.jit(lambda: nnx.split(make(), is_weight, ...)[2])()
     made_of: Model = nnx.merge(graphdef, weights, others)
     return made_of
@@ -150,7 +151,7 @@ def load_weights(
 def _read(
     source: WeightSource, rules: Sequence[tuple[Rule, Sequence[Target]]]
 ) -> dict[str, jax.Array]:
-    """Return the leaves of some rules by path, each where it is read to."""
+    """Return the leaves of some rules by path, with the shardings into which they are read."""
     leaves: dict[str, jax.Array] = {}
     for rule, targets in rules:
         arrays = read_rule(source, rule, targets, read_places(source, rule, targets))
@@ -159,7 +160,7 @@ def _read(
 
 
 def _batches(targets: Sequence[Sequence[Target]], least: int) -> Iterator[list[int]]:
-    """Yield numbers of rules in batches of at least `least` bytes; processes meet after each."""
+    """Yield the numbers of rules in batches of at least `least` bytes of target leaves."""
     batch: list[int] = []
     size = 0
     for number, rule in enumerate(targets):
@@ -175,7 +176,7 @@ def _batches(targets: Sequence[Sequence[Target]], least: int) -> Iterator[list[i
 def _refuse_numbers(
     rules: Iterable[Rule], dtypes: Mapping[str, Any], pretrained: PretrainedWeights
 ) -> None:
-    """Raise if integers, bools or complex numbers would become floating weights."""
+    """Raise ConversionError if integers, bools or complex numbers would become floating weights."""
     stored = pretrained.weights.dtypes
     problems = [
         f"dtype of {name}: expected a floating one for {', '.join(rule.leaves)}, "
@@ -198,7 +199,7 @@ def _refuse_numbers(
 def _refuse_several_dtypes(
     rules: Iterable[Rule], pretrained: PretrainedWeights, cast: np.dtype[Any] | None
 ) -> None:
-    """Raise if tensors of several dtypes would be one weight, and nothing says which it has."""
+    """Raise ConversionError if tensors of several dtypes would become one weight without a cast."""
     stored = pretrained.weights.dtypes
     problems = [
         f"{', '.join(rule.leaves)}: {', '.join(f'{name} {stored[name]}' for name in rule.tensors)}"
@@ -232,11 +233,21 @@ def placement(
     auto_shard_model: bool,
     device: Any,
 ) -> Placement:
-    """Decide where weights go: over the mesh with `auto_shard_model`, else all on one device.
+    """Return the function that decides the shardings of a model's weights.
+
+    With `auto_shard_model` they are sharded over the mesh, else all on one device.
+
+    Args:
+        config: configuration of the model, which has a mesh and rules of its own.
+        mesh: the mesh; None for the config's.
+        partition_rules: pairs of a regular expression and a PartitionSpec; None for the config's.
+        auto_shard_model: whether to shard the weights.
+        device: the one device without `auto_shard_model`; None for the first local one.
 
     Raises:
-        ArgumentError: one device and a mesh are both asked for, or one device of many processes.
-        ShardingError: from the returned function, if weights don't divide over the mesh.
+        ArgumentError: `device` contradicts `auto_shard_model`, or a job of several processes is to
+            use one device.
+        ShardingError: raised by the returned function if the mesh does not divide some weights.
     """
     if auto_shard_model:
         if device is not None:
@@ -265,7 +276,11 @@ def placement(
 def _target_dtype(
     stored: np.dtype[Any], leaf: NamedLeaf, param_dtype: np.dtype[Any]
 ) -> np.dtype[Any]:
-    """Return the dtype of a weight that may be cast; the class decides for other variables."""
+    """Return the dtype that a stored weight is cast to.
+
+    Integers keep theirs, floating parameters get `param_dtype`, other floating variables the dtype
+    that the model's class gives them.
+    """
     if not is_floating(stored):
         return stored
     is_parameter = leaf.variable_type is not None and issubclass(leaf.variable_type, nnx.Param)

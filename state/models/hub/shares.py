@@ -1,8 +1,8 @@
 """Division of pretrained weights among processes for reading, and their exchange afterwards.
 
-Each process reads the slices that its devices hold. Where such slices are columns of the tensors
-in the file, so that every process would have to read nearly all rows, the rows are shared out
-instead: each process reads as many as it has devices for, and the devices exchange what they hold.
+A process reads the slices that its devices hold. If these are columns of the tensor in the file,
+every process would have to read nearly the whole tensor. Then each process reads a share of the
+rows instead, and the devices exchange them.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from cairn.storage.arrays.boxes import fill
 __all__ = ["Target", "exchanged", "read_places", "read_rule", "spans_processes"]
 
 WORTH_BYTES: Final = 64 << 10
-"""That a process has not to read, for an exchange to be worth its program and its messages."""
+"""Minimum bytes that an exchange must save each process from reading, to be worth its cost."""
 
 
 _SPARE_BYTES: Final = 256
-"""That memory may have beside the one array that lies in it."""
+"""Maximum bytes of an allocation beyond the one array in it, for JAX to take the allocation."""
 
 
 class Target(NamedTuple):
-    """Target of a leaf: shape, dtype and sharding.
+    """Description of a leaf to load.
 
     Attributes:
-        path: of the leaf.
-        shape: its shape.
-        dtype: its dtype.
-        place: where it goes.
+        path: the leaf's path.
+        shape: the leaf's shape.
+        dtype: the leaf's dtype.
+        place: the leaf's sharding.
     """
 
     path: str
@@ -53,15 +53,15 @@ class Target(NamedTuple):
 
 
 def spans_processes(places: Iterable[Sharding]) -> bool:
-    """Return whether some leaf has parts on devices of another process."""
+    """Return whether one of the shardings uses devices of another process."""
     return any(not place.is_fully_addressable for place in places)
 
 
 def read_places(source: WeightSource, rule: Rule, targets: Sequence[Target]) -> list[Sharding]:
-    """Return where each leaf of a rule is read to: its own sharding, or a cheaper one.
+    """Return the shardings into which the leaves of a rule are read.
 
-    From the latter the leaf is then exchanged to its own. Every process returns the same: it
-    follows from shapes and shardings alone.
+    They are the leaves' own, or others with which each process reads less; `exchanged` then moves
+    the leaves to their own. They follow from shapes and shardings, so all processes get the same.
     """
     own = [target.place for target in targets]
     if not spans_processes(own):
@@ -76,10 +76,11 @@ def read_places(source: WeightSource, rule: Rule, targets: Sequence[Target]) -> 
 def read_rule(
     source: WeightSource, rule: Rule, targets: Sequence[Target], places: Sequence[Sharding]
 ) -> list[jax.Array]:
-    """Read the leaves of a rule into these shardings; `exchanged` then moves them to their own.
+    """Return the leaves of a rule, read into the shardings `places`.
 
-    Each slice goes to all local devices that hold it as soon as it is read, and the next one is
-    read meanwhile; when this returns all have arrived.
+    Leaves whose sharding is not their own have unsigned integers as dtype, until `exchanged`. Each
+    slice is sent to its local devices as soon as it is read, while the next one is read. When this
+    returns, all transfers are complete.
     """
     holders = [_holders(target.shape, place) for target, place in zip(targets, places, strict=True)]
     slices = [Slice(leaf, box) for leaf, boxes in enumerate(holders) for box, _ in boxes.values()]
@@ -104,7 +105,7 @@ def read_rule(
 
 
 def exchanged(array: jax.Array, target: Target) -> jax.Array:
-    """Return a leaf as `read_rule` gave it, in its own place. All processes must call this."""
+    """Return a leaf of `read_rule`, moved to its own sharding. All processes must call this."""
     if array.sharding == target.place:
         return array
     moved: jax.Array = _exchange(target.place, target.dtype)(array)
@@ -114,7 +115,7 @@ def exchanged(array: jax.Array, target: Target) -> jax.Array:
 @functools.lru_cache(maxsize=256)
 def _exchange(place: Sharding, dtype: np.dtype[Any]) -> Callable[[jax.Array], jax.Array]:
     def exchange(bits: jax.Array) -> jax.Array:
-        # Bits travel, not numbers: a compiler may add zeros to these, or widen them on the way.
+        # Bits are exchanged: with floats, the compiler may add zeros (-0.0 + 0) or widen them.
         there = jax.lax.with_sharding_constraint(bits, place)
         return jax.lax.bitcast_convert_type(there, dtype)
 
@@ -122,7 +123,11 @@ def _exchange(place: Sharding, dtype: np.dtype[Any]) -> Callable[[jax.Array], ja
 
 
 def _along(target: Target, axis: int) -> Sharding:
-    """Return the sharding with all axes on this dimension; unchanged if they don't divide it."""
+    """Return the target's sharding with all of its mesh axes moved to one dimension.
+
+    The sharding is returned unchanged if the axes do not divide the dimension, or if the leaf
+    can't be exchanged: if it is local, not floating, or wider than 32 bits.
+    """
     place = target.place
     if (
         not isinstance(place, NamedSharding)
@@ -150,7 +155,7 @@ def _along(target: Target, axis: int) -> Sharding:
 def _cost(
     source: WeightSource, rule: Rule, targets: Sequence[Target], places: Sequence[Sharding]
 ) -> int:
-    """Return the bytes that one process reads; the others read as many."""
+    """Return the bytes that each process reads if the leaves are read into these shardings."""
     slices = []
     for leaf, (target, place) in enumerate(zip(targets, places, strict=True)):
         indices: Mapping[Any, Any] = place.devices_indices_map(target.shape)
@@ -167,7 +172,7 @@ _Key = tuple[tuple[int, int], ...]
 
 
 def _holders(shape: Sequence[int], place: Sharding) -> dict[_Key, tuple[Box, list[jax.Device]]]:
-    """Return each box of a leaf that this process's devices hold, with these devices."""
+    """Return the boxes of a leaf that this process's devices hold, each with these devices."""
     holders: dict[_Key, tuple[Box, list[jax.Device]]] = {}
     for device, index in place.addressable_devices_indices_map(tuple(shape)).items():
         box = _box(index, shape)
@@ -185,7 +190,10 @@ def _key(box: Box) -> _Key:
 
 
 def _own(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Return a C-order array that nobody else uses: JAX may take its memory as it is."""
+    """Return the values as a C-order array whose memory nothing else uses, so that JAX can keep it.
+
+    They are copied only if necessary.
+    """
     root = values
     while isinstance(root.base, np.ndarray):
         root = root.base
@@ -204,7 +212,7 @@ def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def _assembled(
     target: Target, place: Sharding, by_device: dict[jax.Device, jax.Array]
 ) -> jax.Array:
-    """Return an array assembled from the parts of each local device."""
+    """Return the global array of a leaf, made of the arrays on each local device."""
     dtype = target.dtype if place == target.place else _bits(target.dtype)
     canonical = jax.dtypes.canonicalize_dtype(dtype)
     if canonical != dtype:

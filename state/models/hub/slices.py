@@ -1,7 +1,7 @@
-"""Slices of our leaves, each made of the boxes of tensors that it takes and of no more.
+"""Reads of slices of a model's leaves, each from only those boxes of stored tensors that it needs.
 
-Slices that need the same bytes are made together, others one after the other, so that what is read
-is read once, and as little as possible is held.
+Slices that need the same bytes are read together, others one after the other. So each byte is read
+once, and host memory holds as little as possible.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from cairn.interop.weights.weight_source import WeightSource
 __all__ = ["Slice", "one_dtype", "read_slices", "slice_bytes"]
 
 READERS: Final = 4
-"""Threads that read tensors of one batch, such as experts."""
+"""Number of threads that read the tensors of one batch, such as experts."""
 
 
 class Slice(NamedTuple):
-    """A box of one leaf of a rule.
+    """Box of one leaf of a rule.
 
     Attributes:
-        leaf: number of the leaf among the rule's.
-        box: of it.
+        leaf: index of the leaf among the rule's leaves.
+        box: the box in the leaf.
     """
 
     leaf: int
@@ -38,12 +38,12 @@ class Slice(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """A box of one tensor that a slice takes.
+    """Box of a stored tensor that a slice needs.
 
     Attributes:
-        slice: number of the slice.
-        tensor: number of the tensor among the rule's.
-        box: of it.
+        slice: index of the slice.
+        tensor: index of the tensor among the rule's tensors.
+        box: the box in the tensor.
     """
 
     slice: int
@@ -54,9 +54,9 @@ class _Read(NamedTuple):
 def read_slices(
     source: WeightSource, rule: Rule, slices: Sequence[Slice]
 ) -> Iterator[tuple[Slice, Array]]:
-    """Yield each slice with its numbers, in any order; they may be views of shared arrays.
+    """Yield each slice with its values, in any order; the values may be views of shared arrays.
 
-    Memory holds only slices that share bytes, or one slice, and the boxes that they are made of.
+    Host memory holds one slice, or the slices that share bytes, and the boxes that they need.
     """
     empty = [leaf_slice for leaf_slice in slices if 0 in box_shape(leaf_slice.box)]
     for leaf_slice in empty:
@@ -75,7 +75,10 @@ def read_slices(
 
 
 def one_dtype(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
-    """Return the dtype that holds all numbers exactly; the dtypes are equal, or floating."""
+    """Return the dtype that represents the values of all dtypes exactly.
+
+    The dtypes must be equal, or all floating.
+    """
     different = dict.fromkeys(dtypes)
     try:
         return np.result_type(*different)
@@ -84,7 +87,7 @@ def one_dtype(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
 
 
 def slice_bytes(source: WeightSource, rule: Rule, slices: Sequence[Slice]) -> int:
-    """Return the bytes that `read_slices` reads, by the tensors' dtypes."""
+    """Return the number of bytes that `read_slices` reads for these slices."""
     filled = [leaf_slice for leaf_slice in slices if 0 not in box_shape(leaf_slice.box)]
     covers = _covers(source, rule, _reads(_box_reads(source, rule, filled)))
     return sum(
@@ -105,7 +108,7 @@ def _reads(box_reads: Sequence[BoxReads], numbers: Iterable[int] | None = None) 
 
 
 def _covers(source: WeightSource, rule: Rule, reads: Sequence[_Read]) -> dict[int, list[Box]]:
-    """Return the boxes to read, by tensor."""
+    """Return the boxes to read of each tensor, by its index; overlapping boxes are merged."""
     boxes: dict[int, list[Box]] = {}
     for read in reads:
         boxes.setdefault(read.tensor, []).append(read.box)
@@ -116,7 +119,7 @@ def _covers(source: WeightSource, rule: Rule, reads: Sequence[_Read]) -> dict[in
 
 
 def _batches(source: WeightSource, rule: Rule, box_reads: Sequence[BoxReads]) -> list[list[int]]:
-    """Return the numbers of slices in batches; only slices of one batch share bytes."""
+    """Divide slices into batches, given by their indices; slices that share bytes are in one."""
     reads = _reads(box_reads)
     covers = _covers(source, rule, reads)
     batch_of = {number: {number} for number in range(len(box_reads))}
@@ -133,7 +136,7 @@ def _batches(source: WeightSource, rule: Rule, box_reads: Sequence[BoxReads]) ->
 def _arrays(
     source: WeightSource, rule: Rule, box_reads: Sequence[BoxReads], numbers: Sequence[int]
 ) -> dict[int, list[Array]]:
-    """Return the boxes that each slice takes, read, by the slice's number."""
+    """Read the boxes that these slices need, and return their values by the slice's index."""
     reads = _reads(box_reads, numbers)
     places: dict[int, list[int]] = {}
     for place, box_read in enumerate(reads):
@@ -143,7 +146,7 @@ def _arrays(
         return source.boxes(rule.tensors[tensor], [reads[n].box for n in places[tensor]])
 
     with ThreadPoolExecutor(READERS, "cairn-tensors") as pool:
-        # One is read in this thread: no other is started for it.
+        # A single tensor is read in this thread.
         tensors = map(read, places) if len(places) == 1 else pool.map(read, places)
         by_tensor = dict(zip(places, tensors, strict=True))
     by_place = {

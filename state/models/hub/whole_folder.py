@@ -1,8 +1,8 @@
-"""A folder whose files belong together: written by one at a time, incomplete until all are there.
+"""Write of a folder whose files belong together, with protection from a second writer.
 
-On a disk the second writer waits for the first. Elsewhere nothing can hold it up: but each writer
-looks at the end whether every file is still its own, and if files of two lie there, the one that
-wrote last finds one that is not.
+On a disk the second writer waits for the first. In an object store it can't be stopped. So each
+writer checks at the end whether all files are still its own; if the folder has files of two
+writers, the one that checks last raises an error.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from cairn.storage.store.files import Files
 
 
 class WholeFolder:
-    """Writes the files of one folder, within its `Files.alone`.
+    """Writer of the files of one folder; use it within `files.exclusive()`.
 
     Args:
         files: the folder.
-        last: names of those that say that the folder is complete; old ones go before anything
-            else is replaced.
+        last: names of the files that mark the folder as complete. Existing ones are removed before
+            any other file is replaced.
     """
 
     def __init__(self, files: Files, *last: str) -> None:
@@ -41,7 +41,7 @@ class WholeFolder:
         def on_bytes(count: int) -> None:
             nonlocal missing
             missing -= count
-            if not missing:  # all of it fitted, and is about to replace what was there
+            if not missing:  # all bytes are written, and the file is about to replace the old one
                 self._begin()
 
         write_shard(self.files, shard.file_name, shard, on_data=on_data, on_bytes=on_bytes)
@@ -55,10 +55,10 @@ class WholeFolder:
         self._note(name, google_crc32c.value(data))
 
     def check(self) -> None:
-        """Make sure that what was written is what lies there.
+        """Check that all files in the folder are those that this object wrote.
 
         Raises:
-            CorruptionError: another has written or removed some of it.
+            CorruptionError: another writer has replaced or removed files; all are listed.
         """
         problems = []
         for name, (size, etag, crc32c) in self._written.items():
