@@ -1,7 +1,8 @@
-"""Description of a state for a save: its leaves by path, and what it takes to rebuild its model.
+"""Description of a state for a save: its leaves by path, and the JSON that rebuilds its model.
 
-Most of it follows from the static part of a state, which stays one object over the steps of a job.
-The first save computes and caches it, since merging a model takes longer than copying its arrays.
+Most of it follows from the static part of a state, which stays the same object from step to step.
+So the first save computes it and later ones reuse it: merging a model takes longer than copying its
+arrays.
 """
 
 import dataclasses
@@ -21,16 +22,16 @@ from cairn.state.paths import variable_paths
 __all__ = ["DescribedState", "ModelDescription", "describe", "items_of"]
 
 _MOST_KEPT: Final = 8
-"""States of different structure that a job may save in turn."""
+"""Maximum number of cached descriptions, for jobs that save states of different structures."""
 
 
 class ModelDescription(NamedTuple):
-    """The description of a state's model.
+    """Description of a state's model.
 
     Attributes:
-        model_class: its class.
-        config: its config, None if it has none.
-        meta: JSON that a load builds it from, and the paths of what is trained.
+        model_class: class of the model.
+        config: the model's config; None if it has none.
+        meta: JSON from which a load builds the model, with the paths of the trained variables.
     """
 
     model_class: type[Any]
@@ -39,12 +40,12 @@ class ModelDescription(NamedTuple):
 
 
 class DescribedState(NamedTuple):
-    """A state as a save needs it.
+    """State as a save needs it.
 
     Attributes:
-        description: of its model.
-        leaves: arrays and numbers, as JAX lists them.
-        items: the leaves by item and path; None where the trees must be walked to tell.
+        description: description of the model.
+        leaves: all arrays and numbers, in JAX's order.
+        items: the leaves, by item and path; None if that is only known after traversing the trees.
     """
 
     description: ModelDescription
@@ -56,11 +57,11 @@ class _Kept(NamedTuple):
     """Cached parts of a description that do not depend on the values of leaves.
 
     Attributes:
-        graphdef: kept alive, so that no other object gets its id.
-        structure: of the parts.
-        description: of the model.
-        values: every value in the config, to notice a changed one.
-        places: index of the leaf, by item and path; None where the trees must be walked.
+        graphdef: the state's graphdef; the reference prevents that another object gets its id.
+        structure: tree structure of the state's parts.
+        description: description of the model.
+        values: all values in the config, to detect changes.
+        places: index of each leaf, by item and path; None if the trees must be traversed.
     """
 
     graphdef: Any
@@ -94,7 +95,7 @@ def describe(state: Any, *, optimizer: bool) -> DescribedState:
     key = id(state.graphdef), optimizer
     kept = _kept.get(key)
     if kept is None or not _is_still(kept, structure):
-        # Not `state.model`: what its user did to that module is not in the state.
+        # Not `state.model`: the user may have changed that module, but not the state.
         model = state.merge(state.graphstate)
         config = getattr(model, "config", None)
         meta = {
@@ -112,7 +113,7 @@ def describe(state: Any, *, optimizer: bool) -> DescribedState:
         )
         for oldest in list(_kept)[:-_MOST_KEPT]:
             _kept.pop(oldest, None)
-    # Some modules of NNX are leaves to JAX, and hold others.
+    # Some NNX modules are leaves to JAX, although they contain variables.
     if kept.places is None or any(issubclass(kind, nnx.Module) for kind in {*map(type, leaves)}):
         return DescribedState(kept.description, leaves, None)
     items = {
@@ -133,33 +134,33 @@ def items_of(graphstate: Any, graphother: Any, opt_state: Any, added_fields: Any
 
 
 def _places(structure: Any) -> dict[str, dict[str, int]] | None:
-    """Return the leaf index of each path, by item; None if only a walk of the trees can tell."""
+    """Return the index of each leaf, by item and path; None if the trees must be traversed."""
     try:
         numbers = items_of(*jax.tree.unflatten(structure, range(structure.num_leaves)))
         opened = open_modules(numbers).trees
         if any(opened[item] is not tree for item, tree in numbers.items()):
-            return None  # which leaves of a module are stored depends on what they are
+            return None  # which leaves of a module are stored depends on their types
         return TreePlan().flatten(numbers)
-    except Exception:  # somebody's node takes no number; or keys that the save will refuse
+    except Exception:  # a custom node refuses numbers as leaves, or the save will refuse keys
         return None
 
 
 def _is_still(kept: _Kept, structure: Any) -> bool:
-    """Return whether the cached description still holds; the config may have changed meanwhile."""
+    """Return whether a cached description is still valid: structure and config are the same."""
     config = kept.description.config
     try:
         alike = bool(structure == kept.structure)
-    except Exception:  # of what somebody's Variables have beside their values
+    except Exception:  # raised by a comparison of the metadata of Variables
         return False
     values = [*_values(config)]
     if len(values) == len(kept.values) and all(map(operator.is_, values, kept.values)):
         return alike
-    # As text: True and 1 are equal, and not the same JSON.
+    # Compared as text: True and 1 are equal, but not as JSON.
     return alike and repr(config.to_dict()) == repr(kept.description.meta["config"])
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """Yield every value in a config. A value of unknown type yields a new object, equal to none."""
+    """Yield every value in a config; for one of unknown type, a new object equal to no other."""
     if value is None or isinstance(value, str | bytes | int | float | FrozenJSON):
         yield value
     elif isinstance(value, tuple | list | dict):
@@ -174,7 +175,7 @@ def _values(value: Any) -> Iterator[Any]:
 
 
 def _unusual_split(model: Any, graphstate: Any, graphother: Any) -> list[str] | None:
-    """Return the paths of the trained variables; None if the model class would choose the same."""
+    """Return the paths of the trained variables; None if they are those of `trainable_filter`."""
     usual = nnx.filter_state(
         nnx.merge_state(graphstate, graphother), getattr(model, "trainable_filter", nnx.Param)
     )

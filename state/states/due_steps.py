@@ -1,4 +1,4 @@
-"""Decision which steps of a job to save; each process comes to the same answer."""
+"""Decision which steps of a job to save, the same on all processes."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -22,24 +22,24 @@ _REASONS: Final = (None, *DueReason)
 
 
 class DueSteps:
-    """Decision for one step after the other, by a policy.
+    """Applies a save policy to the steps of a job, one after the other.
 
-    Rules on step numbers need no communication between processes. Signals, clocks and metrics do:
-    the processes exchange them at the first step at or after each multiple of `agree_every`, and at
-    each step that is due by its number.
+    Rules on step numbers need no communication between processes. Rules on signals, time and
+    metrics do: processes exchange these at the first step at or after each multiple of
+    `agree_every`, and at each step that is due by its number.
 
     Args:
-        uri: the run, whose best steps so far count.
+        uri: the run; its steps count for `policy.best`.
         policy: when to save.
-        agree_every: in steps.
-        clock: seconds.
+        agree_every: number of steps between two exchanges.
+        clock: returns the time in seconds.
 
     Attributes:
-        previous: the step that `look` saw last; None before the first.
+        previous: the step of the last call of `look`; None before the first.
 
     Raises:
         ArgumentError: `agree_every` is below 1.
-        StorageError: with `policy.best`: the metrics of the run's steps can't be read.
+        StorageError: `policy.best` is set, and the metrics of the run's steps can't be read.
     """
 
     def __init__(
@@ -63,13 +63,16 @@ class DueSteps:
     def look(
         self, step: int, metrics: Mapping[str, float], *, preempted: bool, busy: bool
     ) -> tuple[DueReason | None, bool]:
-        """Return why to save this step, or None; and whether any process has a save under way.
+        """Return the reason to save a step (None: don't), and whether a process is still saving.
+
+        All processes must call this. If they exchange nothing at this step, the result is
+        (None, False).
 
         Args:
-            step: its number.
-            metrics: its numbers by name.
-            preempted: this process was told to end.
-            busy: a save is under way in this process.
+            step: the step's number.
+            metrics: the step's metrics, by name.
+            preempted: whether this process was signalled to end.
+            busy: whether this process has a save under way.
         """
         facts = SaveFacts(
             step=step,
@@ -90,11 +93,11 @@ class DueSteps:
         return reason, bool(said[:, 1].any())
 
     def begin(self) -> None:
-        """Restart the policy's clock: a save begins now, for whatever reason."""
+        """Restart the time of `every_minutes`: a save begins now, for whatever reason."""
         self._began = self._clock()
 
     def saved(self, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of a step that is now durable."""
+        """Count the metrics of a step that is now durable, for `policy.best`."""
         if self._best is not None:
             self._best.add(metrics)
 
@@ -107,7 +110,7 @@ class DueSteps:
 
 
 def _stored(uri: StoreURI, policy: SavePolicy) -> list[float]:
-    """Return the metrics of the run's undamaged steps: a restart continues from these."""
+    """Return the values of the metric of `policy.best` at the run's undamaged steps."""
     name = "" if policy.best is None else policy.best.metric
 
     def stored() -> list[float]:
@@ -122,5 +125,5 @@ def _stored(uri: StoreURI, policy: SavePolicy) -> list[float]:
 
 
 def votes(*values: int) -> np.ndarray[Any, Any]:
-    """Collect small numbers from every process, one row each. All processes must call this."""
+    """Return the numbers of all processes, one row per process. All processes must call this."""
     return np.asarray(agreement.collect([int(value) for value in values]), np.int32)

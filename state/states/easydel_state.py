@@ -31,11 +31,11 @@ _NO_REUSE: Final = RngReuse()
 
 
 class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=False):
-    """A model at one point of its training.
+    """Model, optimizer state and step number at one point of training.
 
-    A pytree: `step`, `graphstate`, `graphother` and `opt_state` are its leaves; the rest is static
-    and hashable. Methods return new objects. A training step compiles once, and may have the memory
-    of the state that it replaces; leaves stay where they are:
+    It is a pytree with the leaves of `step`, `graphstate`, `graphother` and `opt_state`; the other
+    fields are static and hashable. Methods return new objects. A jitted training step compiles
+    once, keeps the shardings of leaves, and may be donated the state that it replaces:
 
         step = jax.jit(train_step, donate_argnums=0)
         state, loss = step(state, batch)
@@ -47,24 +47,26 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
 
         state = MyState.create(model=model, ema=jax.tree.map(jnp.copy, model.graphstate))
 
-    They are part of the tree, `apply_gradients` leaves them alone, and they are saved and restored
-    like everything else: arrays, PRNG keys, Python numbers, nested containers of these, or None.
-    `load_state` needs `fields=` for containers that JSON can't name, such as Optax's. A field made
-    with `flax.struct.field(pytree_node=False)` is static instead: hashable, and not saved; a load
-    gives it its default, or the value in `fields=`.
+    Such fields are part of the pytree, are not changed by `apply_gradients`, and are saved and
+    restored. Their values are arrays, PRNG keys, Python numbers, nested containers of these, or
+    None. For containers that JSON can't describe, such as Optax's, `load_state` needs `fields=`. A
+    field made with `flax.struct.field(pytree_node=False)` is static: it must be hashable, and is
+    not saved; a load sets it to its default, or to the value in `fields=`.
 
     Attributes:
-        step: optimizer steps taken, an int32 scalar.
+        step: number of optimizer steps taken, an int32 scalar.
         graphdef: static structure of the model.
-        graphstate: the parameters that training changes.
+        graphstate: the trained parameters.
         graphother: the model's other variables: batch statistics, random keys, frozen weights.
-        tx: the optimizer.
-        opt_state: its state, or None.
-        apply_fn: a function to apply the model, if you want to keep one here.
+        tx: the optimizer; None without.
+        opt_state: the optimizer's state; None without.
+        apply_fn: a function that applies the model, for your own use.
         hyperparameters: JSON that is saved with the state.
         tx_init: JSON that rebuilds `tx`; see `cairn.state.states.optimizers.make_optimizer`.
-        placement: where leaves are that rules and axis names would put elsewhere; kept by itself.
-        rng_reuse: random streams that a step drew from and did not carry on; kept by itself.
+        placement: shardings of leaves that differ from those of rules and axis names; set
+            automatically.
+        rng_reuse: random streams that a step used without storing their new counters; set
+            automatically.
     """
 
     step: Any
@@ -82,7 +84,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
     def __post_init__(self) -> None:
         if self.rng_reuse.paths:
             if isinstance(self.step, jax.core.Tracer):
-                # What was noted of another `graphother` does not hold for this one.
+                # The record is about another `graphother`.
                 if self.rng_reuse.graphother_id != id(self.graphother):
                     object.__setattr__(self, "rng_reuse", _NO_REUSE)
             elif isinstance(self.step, jax.Array):
@@ -93,7 +95,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
                 object.__setattr__(self, name, FrozenJSON(value, name=name))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        # Arrays have no equality that fits in one truth value, so that states have none either.
+        # Comparing arrays gives arrays, not a bool, so states have no equality.
         super().__init_subclass__(**{"eq": False, "kw_only": True, **kwargs})
 
     @never_raises
@@ -114,7 +116,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # The static parts can't change; copies of them would compile every step anew.
+        # Static parts are immutable; with copies of them, each step would compile again.
         copied: Self = jax.tree.map(lambda leaf: copy.deepcopy(leaf, memo), self)
         return copied
 
@@ -138,24 +140,24 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         """Make a state from a model, or from its parts.
 
         Args:
-            step: steps taken so far, 0 by default.
-            graphdef: static structure of the model; with `graphstate` and `graphother`.
-            graphstate: the parameters.
-            graphother: the other variables.
+            step: number of steps taken so far; None for 0.
+            graphdef: static structure of the model; needs `graphstate` and `graphother`.
+            graphstate: the trained parameters.
+            graphother: the model's other variables.
             model: the module, instead of these three.
             tx: the optimizer.
-            opt_state: its state.
-            init_opt_state: make the optimizer state, each leaf directly where it belongs.
-            apply_fn: a function to apply the model.
-            hyperparameters: JSON to keep with the state.
+            opt_state: the optimizer's state.
+            init_opt_state: whether to make a new optimizer state, sharded like the parameters.
+            apply_fn: a function that applies the model, for your own use.
+            hyperparameters: JSON to save with the state.
             tx_init: JSON that rebuilds `tx`.
-            **fields: those that a subclass added.
+            **fields: values of the fields that a subclass adds.
 
         Raises:
             ArgumentError: if a field is unknown or missing.
-            ValueError: if a model comes with parts of one, if some parts are missing, if
-                `init_opt_state` comes with an `opt_state`, or without a `tx`, if `step` is no
-                whole number.
+            ValueError: if both a model and parts of one are given, if some parts are missing, if
+                `init_opt_state` is given with an `opt_state` or without a `tx`, or if `step` is no
+                integer.
         """
         cls.check_fields(fields, path="create")
         parts = {"graphdef": graphdef, "graphstate": graphstate, "graphother": graphother}
@@ -192,7 +194,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
             graphstate=graphstate,
             graphother=at_home(graphother, home),
             tx=tx,
-            # Optax makes counters on the first device: a step would move them, and compile again.
+            # Optax makes counters on the first device; a step would move them and compile again.
             opt_state=jax.tree.map(
                 lambda leaf: leaf if np.ndim(leaf) else at_home(leaf, home), opt_state
             ),
@@ -208,14 +210,14 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
 
     @property
     def model(self) -> Any:
-        """The model made of this state; merged once, then kept. Changing it changes no state."""
+        """The model of this state. It is merged once and cached; changing it changes no state."""
         if "_model" not in self.__dict__:
             object.__setattr__(self, "_model", self.merge(self.graphstate))
         return self.__dict__["_model"]
 
     @property
     def module(self) -> Any:
-        """The model; its older name."""
+        """Older name of `model`."""
         return self.model
 
     @property
@@ -236,40 +238,50 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
 
     @property
     def extras(self) -> dict[str, Any]:
-        """JSON of `save_state(extras=...)`, on a state that was just loaded; {} on any other."""
+        """JSON that was passed to `save_state(extras=...)`, on a loaded state; {} on any other.
+
+        States that are made from the loaded one do not have it.
+        """
         extras: dict[str, Any] = self.__dict__.get("_extras", {})
         return extras
 
     @classmethod
     def added_field_names(cls, *, static: bool = False) -> list[str]:
-        """Return the names of the fields that a subclass added: in the tree, or the static ones."""
+        """Return the names of fields that a subclass adds: static ones, or those of the tree."""
         return added_names(cls, EasyDeLState, static=static)
 
     @classmethod
     def check_fields(cls, fields: Mapping[str, Any], *, path: str) -> None:
-        """Check values of added fields, to make a state with.
+        """Check the values of added fields with which a state is made.
+
+        Args:
+            fields: the values, by name of the field.
+            path: name of the method that makes the state, for the error.
 
         Raises:
-            ArgumentError: if a field is unknown, or one without default has no value; names all.
+            ArgumentError: if a field is unknown, or fields without default have no value; names
+                all.
         """
         check_added(cls, EasyDeLState, fields, path=path)
 
     @property
     def added_fields(self) -> dict[str, Any]:
-        """The values of these fields."""
+        """Values of the fields that a subclass adds to the tree, by name."""
         return added_fields(self, EasyDeLState)
 
     def merge(self, tree: Any) -> Any:
         """Return the model with the parameters of `tree`, an NNX State or a nested dict.
 
-        What a call of it changes, such as a dropout's counter, is the model's alone: a step takes
-        it over as `graphother`, or draws the same numbers again and is warned of it.
+        A call of the model changes its variables, such as a dropout's counter, but not this state.
+        A training step must store them as the new state's `graphother`; otherwise the next step
+        uses the same random numbers, and a warning says so.
 
         Raises:
-            TreeStructureError: if they are not exactly the state's; lists every difference.
+            TreeStructureError: if paths or shapes of `tree` are not those of `graphstate`; lists
+                all differences.
         """
         tree = rebuild(self.graphstate, tree, path="parameters")
-        # Without the copy a dropout's counter, say, would change in the state itself.
+        # Without the copy, a call of the model would change variables of this state.
         model = nnx.merge(self.graphdef, tree, self.graphother, copy=True)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree)):
             warn_of_reuse(self.__dict__.get("_drawn", ()))
@@ -280,13 +292,14 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         """Return the state with other parameters, an NNX State or a nested dict.
 
         Raises:
-            TreeStructureError: if they are not exactly the state's; lists every difference.
+            TreeStructureError: if paths or shapes of `tree` are not those of `graphstate`; lists
+                all differences.
         """
         return self.replace(graphstate=rebuild(self.graphstate, tree, path="parameters"))
 
     @property
     def size(self) -> int:
-        """Bytes of `graphstate` and `opt_state`, each leaf counted once."""
+        """Bytes of `graphstate` and `opt_state`; copies on several devices count once."""
         return sum(leaf_bytes(leaf) for leaf in jax.tree.leaves((self.graphstate, self.opt_state)))
 
     # -- training ------------------------------------------------------------------------------
@@ -296,15 +309,16 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
 
         Args:
             grads: gradients of `graphstate`: the same tree, or a nested dict of the same paths.
-            **extra: what the optimizer takes besides: `value` (the loss) for
-                `optax.contrib.reduce_on_plateau`, and for a line search `value`, `grad` (the
-                gradients) and `value_fn`, which gets a tree like `graphstate` and returns the loss.
+            **extra: further arguments of the optimizer: `value` (the loss) for
+                `optax.contrib.reduce_on_plateau`; for a line search `value`, `grad` (the
+                gradients) and `value_fn`, a function from a tree like `graphstate` to the loss.
 
         Raises:
-            NotInitializedError: if there is no optimizer or no optimizer state (AssertionError).
-            TreeStructureError: if the gradients do not fit the parameters; lists every leaf.
-            ArgumentError: if the optimizer uses one of `extra` nowhere.
-            TypeError: from Optax, if it needs one that is not there.
+            NotInitializedError: if there is no optimizer or no optimizer state; it is an
+                AssertionError.
+            TreeStructureError: if the gradients do not fit the parameters; lists all differences.
+            ArgumentError: if no part of the optimizer uses one of `extra`.
+            TypeError: raised by Optax if the optimizer needs an argument that is not given.
         """
         require_optimizer(
             self.tx,
@@ -334,11 +348,12 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         *,
         tx_init: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Return the state with this optimizer, whose state is made directly on its devices.
+        """Return the state with another optimizer and a new optimizer state, made on its devices.
 
         Args:
             tx: the optimizer.
-            partition_rules: where the mirrored parameters would be; by default where they are.
+            partition_rules: rules for parameters, whose shardings the optimizer's leaves get; None
+                for the parameters' present shardings.
             tx_init: JSON that rebuilds `tx`.
         """
         placed = None if partition_rules is None else params_by_rules(self, partition_rules)
@@ -346,7 +361,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         return self.replace(tx=tx, tx_init=tx_init, opt_state=opt_state)
 
     def init_opt_state(self) -> Self:
-        """Return the state with a fresh optimizer state for the present optimizer.
+        """Return the state with a new optimizer state for its optimizer.
 
         Raises:
             NotInitializedError: if there is no optimizer.

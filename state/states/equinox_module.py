@@ -1,9 +1,9 @@
-"""Modules that are pytrees with more than arrays in them, as Equinox has them.
+"""Split of Equinox modules into parameters and static leaves.
 
-A leaf of such a module may be an activation function, a flag or a rate: nothing that an optimizer
-could change, or JAX trace. So a module is taken apart: its floating arrays are the parameters, in a
-module of the same class with None everywhere else; the rest is static, and is put back when the
-module is called.
+The leaves of such a module may also be functions, flags or numbers, which an optimizer can't change
+and JAX can't trace. So the module is split: its floating arrays are the parameters, in a module of
+the same class with None for all other leaves. The other leaves are static, and are put back when
+the module is called.
 """
 
 import sys
@@ -22,14 +22,16 @@ __all__ = ["ModuleCall", "check_leaves", "is_equinox", "take_apart"]
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """A module without its parameters: `call(params, *args)` puts them in and calls it.
+    """Function from parameters and arguments to the outputs of a module.
 
-    Two calls of equal modules are equal, and hash alike, so that one compiled step serves both.
+    It has the module's static leaves. Those of equal modules are equal and have the same hash, so
+    that a compiled step serves both.
 
     Attributes:
-        structure: the whole module's tree structure.
-        static: (position among the leaves, leaf) of everything that is no parameter.
-        function: called with the whole module and the arguments; None calls the module itself.
+        structure: tree structure of the whole module.
+        static: (position among the leaves, leaf) of each static leaf.
+        function: function that is called with the whole module and the arguments; None to call
+            the module itself.
     """
 
     structure: Any
@@ -52,17 +54,21 @@ class ModuleCall:
 
 
 def is_equinox(tree: Any) -> bool:
-    """Return whether a tree is an Equinox module; if Equinox is not imported, it is none."""
+    """Return whether a tree is an Equinox module; False if Equinox is not imported."""
     equinox = sys.modules.get("equinox")
     return equinox is not None and isinstance(tree, equinox.Module)
 
 
 def take_apart(module: Any, function: Callable[..., Any] | None) -> tuple[Any, ModuleCall]:
-    """Return a module of only the parameters, and the function that calls the whole module.
+    """Return the module with only its parameters, and the function that calls the whole module.
+
+    Args:
+        module: the module.
+        function: see `ModuleCall.function`.
 
     Raises:
-        ArgumentError: if the module holds arrays that are not floating (they would neither be
-            trained nor saved), or static leaves that can't be hashed; lists all of them.
+        ArgumentError: if the module has arrays that are not floating, which would be neither
+            trained nor saved, or static leaves that can't be hashed; lists all of them.
     """
     named, structure = jax.tree_util.tree_flatten_with_path(module)
     problems = []
@@ -94,7 +100,7 @@ def check_leaves(params: Any) -> None:
     """Check that every leaf of the parameters is an array or a number.
 
     Raises:
-        ArgumentError: if some are not; lists all of them.
+        ArgumentError: if leaves are neither; lists all of them.
     """
     strange = [
         f"params{jax.tree_util.keystr(keys)}: {type(leaf).__name__}"

@@ -1,4 +1,4 @@
-"""Checked arguments of `load_state`: each one takes effect, or raises an error that names it."""
+"""Arguments of `load_state`, checked: an argument that can't take effect raises an error."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -37,59 +37,66 @@ class LoadOptions:
     """Arguments of `EasyDeLState.load_state`.
 
     Attributes:
-        device: where everything goes unless it is sharded: a device, or a platform such as "cpu";
-            None is this process's default device, or the first of `backend` or `platform`.
-        dtype: of the computation; None keeps the one it was saved with (Hugging Face: float32).
-        param_dtype: None keeps the stored dtypes (Hugging Face: float32); a dtype casts floating
-            parameters to it, and optimizer leaves to what the optimizer keeps for such parameters.
-        precision: of matrix products; None keeps the one it was saved with.
-        sharding_axis_dims: devices along each mesh axis; written into the model's config.
-        sharding_dcn_axis_dims: slices (processes, where devices are in none) along each mesh axis;
-            `sharding_axis_dims` are then those of one slice. Written into the model's config.
-        sharding_axis_names: names of the mesh axes; written into the model's config.
-        partition_axis: which mesh axes carry which logical axis, a PartitionAxis or its fields by
-            name; written into the model's config. None keeps the stored one.
-        shard_attention_computation: False keeps heads and tokens of attention whole on every
-            device; written into the model's config. True keeps what is stored.
-        shard_fns: functions, by the path of a leaf ("layers/0/kernel" or its keys as a tuple), each
-            of which gets the loaded array and returns it placed; optimizer leaves follow. They
-            come after `partition_rules`, for these leaves alone.
+        device: the device for all leaves if nothing is sharded: a device, or a platform such as
+            "cpu". None for this process's default device, or the first of `backend` or `platform`.
+        dtype: dtype of the computation; None for the saved one (Hugging Face folders: float32).
+        param_dtype: dtype to cast floating parameters to; the optimizer's leaves are cast to the
+            dtypes that it uses for such parameters. None keeps the stored dtypes (Hugging Face
+            folders: float32).
+        precision: precision of matrix multiplications; None for the saved one.
+        sharding_axis_dims: number of devices along each mesh axis; stored in the model's config.
+        sharding_dcn_axis_dims: number of slices along each mesh axis, or of processes if devices
+            have no slices; `sharding_axis_dims` are then devices of one slice. Stored in the
+            model's config.
+        sharding_axis_names: names of the mesh axes; stored in the model's config.
+        partition_axis: mesh axes of each logical axis, as a PartitionAxis or its fields by name;
+            stored in the model's config. None keeps the saved one.
+        shard_attention_computation: False replicates heads and tokens in attention; stored in the
+            model's config. True keeps the saved option.
+        shard_fns: functions by the path of a leaf ("layers/0/kernel", or a tuple of keys), each of
+            which gets the loaded array and returns it with another sharding; the optimizer's
+            leaves follow. For these leaves they override `partition_rules`.
         backend: "cpu", "gpu" or "tpu": the devices to load onto, sharded or not.
-        platform: the same, or "jax" for whatever there is; a kernel language is refused.
+        platform: the same, or "jax" for JAX's default devices; a kernel language is refused.
         config_kwargs: fields of the model's config to change.
-        quantization_platform: where weights are quantized: None, "jax", or the platform in use.
-        quantization_method: quantize while loading, as `model.quantize` does; an optimizer state
-            of float weights must be left out with it. None keeps what is stored.
-        quantization_block_size: inputs that share a scale, -1 for all of them.
+        quantization_platform: platform that quantizes weights: None, "jax", or the platform in
+            use.
+        quantization_method: method by which weights are quantized while loading, as by
+            `model.quantize`. A stored optimizer state of floating weights must then be skipped.
+            None quantizes nothing.
+        quantization_block_size: number of inputs that share a scale, -1 for all of them.
         quantization_pattern: regular expression, searched in the path of each layer; None for all.
-        quantize_tensors: False is the explicit form of no quantization_method.
-        model_task: AUTO_BIND, or the task that the model class must be for.
-        auto_shard_model: shard over the mesh of `sharding_axis_dims`; else all on one `device`.
-        partition_rules: where leaves go; by default the config's, else the model's axis names.
-        verbose: say on stderr what is loaded.
-        step: the step to load, where the reference names only a run.
-        damaged: what to do if no step is named, and the latest is known to be damaged: "refuse" it,
-            or "skip" it for the newest sound one. What this process then saves into the run goes on
-            from there, and supersedes the damaged ones above.
-        tx: the optimizer; by default built from `tx_init`, or else from the stored one.
-        tx_init: JSON that rebuilds `tx`, kept with the state.
-        optimizer: "require" loads the optimizer state if the checkpoint holds one; "skip" leaves
-            it out.
-        fields: of a class that adds fields to `EasyDeLState`: targets by name, or a function that
-            makes them of the state without arrays; needed where a field has containers that JSON
-            can't name, such as Optax's. A target gives the form, and where its leaves go, if it
-            says so; what is given for a static field is its value. "skip" leaves the fields out:
-            they are the class's defaults.
-        mesh: a mesh to shard over, instead of `sharding_axis_dims`.
-        model_class: class of the model, where several have the stored name, or none is imported.
-        iterators: of training data, by name: they are set, in place, to where the step was saved,
-            once all else is loaded; see `cairn.load`.
-        revision: branch, tag or commit of a repository of the hub ("hf://owner/name").
-        token: of the hub.
-        local_files_only: take a repository of the hub from the local cache alone.
+        quantize_tensors: False says explicitly that nothing is quantized.
+        model_task: AUTO_BIND, or the task that the model class must have.
+        auto_shard_model: whether to shard over the mesh of `sharding_axis_dims`; False loads all
+            leaves onto one `device`.
+        partition_rules: pairs of a regular expression and a PartitionSpec; None for the config's
+            rules, else those that follow from the model's axis names.
+        verbose: whether to print progress to stderr.
+        step: the step to load, if the reference names only a run; None for the latest.
+        damaged: what to do if no step is named, and the latest has a record of damage: "refuse"
+            raises, "skip" loads the newest undamaged step. This process's next save into the run
+            then continues from that step, and supersedes the damaged ones above.
+        tx: the optimizer; None to build it from `tx_init`, else from the stored description.
+        tx_init: JSON that rebuilds `tx`, which the state keeps.
+        optimizer: "require" loads the optimizer state if the checkpoint has one; "skip" does not
+            load it.
+        fields: targets of fields that a subclass of `EasyDeLState` adds, by name, or a function
+            from the state without arrays to these; needed for fields with containers that JSON
+            can't describe, such as Optax's. A target gives the structure, and shardings if its
+            leaves have any; for a static field it is the value. "skip" loads none: the fields
+            have the class's defaults.
+        mesh: mesh to shard over, instead of `sharding_axis_dims`.
+        model_class: class of the model; needed if several classes have the stored name, or none.
+        iterators: iterators of training data, by name; each is set, in place, to its position at
+            the time of the save, once all else is loaded; see `cairn.load`.
+        revision: branch, tag or commit of a hub repository ("hf://owner/name").
+        token: token for the hub.
+        local_files_only: whether to read a hub repository from the local cache only.
 
-    An argument that is unknown, contradicts another or cannot act raises an ArgumentError naming
-    it, before anything is read.
+    Raises:
+        ArgumentError: an argument contradicts another or can't take effect; names it. Raised before
+            anything is read.
     """
 
     device: Any = None
@@ -157,10 +164,14 @@ class LoadOptions:
 
     @classmethod
     def checked(cls, more: Mapping[str, Any], **named: Any) -> "LoadOptions":
-        """Return the arguments of a call, made of its named ones and those in its `**kwargs`.
+        """Return the arguments of a call of `load_state`.
+
+        Args:
+            more: the arguments in its `**kwargs`.
+            **named: its other arguments.
 
         Raises:
-            ArgumentError: if arguments are unknown; names each, and the known one that it is like.
+            ArgumentError: if arguments are unknown; names each, with a similar one that exists.
         """
         names = sorted(entry.name for entry in dataclasses.fields(cls))
         unknown = sorted(set(more) - set(names))
@@ -174,10 +185,10 @@ class LoadOptions:
 
     @property
     def quantization(self) -> QuantizationRequest:
-        """Request made of the `quantization_*` arguments.
+        """The `quantization_*` arguments as one object.
 
         Raises:
-            ArgumentError: if one is unknown, or contradicts another.
+            ArgumentError: if the method is unknown, or an argument contradicts another.
         """
         return QuantizationRequest(
             method=self.quantization_method,
@@ -188,10 +199,10 @@ class LoadOptions:
         )
 
     def refuse_hub(self) -> None:
-        """Check that no hub argument is given when loading a run's checkpoint.
+        """Check that no argument for the hub is given; for loads of a run's checkpoint.
 
         Raises:
-            ArgumentError: if something is; names it.
+            ArgumentError: if one is given; names it.
         """
         refuse_hub_options(
             "a Cairn run",
@@ -206,7 +217,7 @@ class LoadOptions:
         return self.auto_shard_model or self.mesh is not None
 
     def target_mesh(self) -> Mesh | None:
-        """Return the mesh to load onto, or None for one device.
+        """Return the mesh to load onto; None to load onto one device.
 
         Raises:
             ShardingError: if `sharding_axis_dims` do not fit the devices.
@@ -222,15 +233,15 @@ class LoadOptions:
         )
 
     def target_device(self) -> SingleDeviceSharding:
-        """Return the placement on `device`.
+        """Return the sharding of leaves that are loaded onto one device.
 
         Raises:
-            ArgumentError: if there is no such device.
+            ArgumentError: if `device` does not exist.
         """
         device = self.device
         if device is None:
             platform = named_platform(self.backend, self.platform, None)
-            # JAX types no flag that it makes.
+            # JAX's flags have no type annotations.
             device = platform or jax.config.jax_default_device  # type: ignore[attr-defined]
         if isinstance(device, jax.Device):
             return SingleDeviceSharding(device)
@@ -265,7 +276,7 @@ class LoadOptions:
                 )
 
     def _mesh_of_config(self) -> dict[str, Any]:
-        """Return the config fields that describe the model's layout over a mesh."""
+        """Return the fields of the config that describe the model's sharding over a mesh."""
         dims, names = self.sharding_axis_dims, self.sharding_axis_names
         if self.mesh is not None:
             dims, names = tuple(self.mesh.shape.values()), self.mesh.axis_names
@@ -282,7 +293,11 @@ class LoadOptions:
         return laid_out
 
     def config_updates(self, config: Any) -> dict[str, Any]:
-        """Return the fields of a model's config that these arguments change."""
+        """Return the fields of a model's config that these arguments change, with new values.
+
+        Raises:
+            ArgumentError: if the config has no such field, or the model type would change.
+        """
         updates = {**self._mesh_of_config(), **dict(self.config_kwargs or {})}
         fields = {entry.name for entry in dataclasses.fields(config)}
         if not self.shard_attention_computation and "shard_attention_computation" not in fields:
@@ -307,7 +322,7 @@ class LoadOptions:
         return updates
 
     def settings(self, stored: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the constructor's settings: these arguments, or else the stored ones."""
+        """Return settings for the model's constructor: these arguments, else the stored ones."""
         settings = {
             name: None if value is None else floating_dtype(value, argument=name).name
             for name, value in (("dtype", self.dtype), ("param_dtype", self.param_dtype))
@@ -319,7 +334,7 @@ class LoadOptions:
         }
 
     def for_pretrained(self) -> dict[str, Any]:
-        """Return the arguments for `from_pretrained` of a model class."""
+        """Return these arguments as those of a model class's `from_pretrained`."""
         laid_out = {k: value for k, value in self._mesh_of_config().items() if value is not None}
         axes = {name: laid_out.pop(name) for name in ("sharding_axis_dims", "sharding_axis_names")}
         elsewhere = self.backend is not None or self.platform is not None

@@ -1,4 +1,4 @@
-"""The placement arguments of `load_state`: devices, mesh axes, and leaves placed by functions."""
+"""Checks of `load_state`'s arguments about placement: devices, mesh, and functions for leaves."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,8 +30,8 @@ def named_platform(backend: Any, platform: Any, device: Any) -> str | None:
     """Return the JAX platform that `backend` and `platform` name; None if neither names one.
 
     Raises:
-        ArgumentError: if one is unknown or no platform, if they differ, if there is no such
-            platform here, or if `device` is on another one.
+        ArgumentError: if one is unknown or a kernel language, if they differ, if this machine has
+            no such platform, or if `device` is on another one.
     """
     platforms: dict[str, str] = {}
     if backend is not None and EasyDeLBackends(backend) is not EasyDeLBackends.JAX:
@@ -68,7 +68,7 @@ def platform_devices(argument: str, platform: str) -> Sequence[jax.Device]:
     """Return the devices of a JAX platform.
 
     Raises:
-        ArgumentError: if there are none here; names the argument and what there is.
+        ArgumentError: if there are none; names the argument, and the platforms with devices.
     """
     try:
         return jax.devices(platform)
@@ -86,7 +86,7 @@ def check_mesh_dims(mesh: Mesh, dims: Sequence[int], names: Sequence[str]) -> No
     """Check that a mesh has these axis sizes and names; -1 matches any size.
 
     Raises:
-        ArgumentError: if they are not.
+        ArgumentError: if sizes or names differ.
     """
     sizes = tuple(mesh.shape.values())
     fits = len(dims) == len(sizes) and all(
@@ -102,10 +102,10 @@ def check_mesh_dims(mesh: Mesh, dims: Sequence[int], names: Sequence[str]) -> No
 
 
 def as_partition_axis(value: Any) -> PartitionAxis | None:
-    """Return the argument `partition_axis` as a PartitionAxis, from one, from its JSON, or None.
+    """Return the argument `partition_axis`, a PartitionAxis or its JSON, as one; None for None.
 
     Raises:
-        ArgumentError: if it is anything else, or has unknown fields.
+        ArgumentError: if it is neither, or has unknown fields.
     """
     if value is None or isinstance(value, PartitionAxis):
         return value
@@ -117,14 +117,15 @@ def as_partition_axis(value: Any) -> PartitionAxis | None:
 
 
 def check_shard_fns(shard_fns: ShardFns | None, tree: Any) -> dict[str, Callable[[Any], Any]]:
-    """Return the functions by path; each path must be that of a leaf of the tree.
+    """Return the functions by path, after a check; empty for None.
 
     Args:
-        shard_fns: by path, as a tuple of keys or as text with "/" between them.
+        shard_fns: functions by path of a leaf, which is a tuple of keys or their text joined by
+            "/".
         tree: the model's state.
 
     Raises:
-        ArgumentError: if paths are unknown or values no functions; lists all of them.
+        ArgumentError: if no leaf has a path, or a value is no function; lists all of these.
     """
     if shard_fns is None:
         return {}
@@ -152,11 +153,15 @@ def check_shard_fns(shard_fns: ShardFns | None, tree: Any) -> dict[str, Callable
 
 
 def apply_shard_fns(model: Any, shard_fns: ShardFns | None) -> Any:
-    """Place the leaves of a model by the caller's functions, and return the model.
+    """Apply the caller's functions to leaves of a model, and return the model.
+
+    Args:
+        model: the model, changed in place.
+        shard_fns: see `check_shard_fns`.
 
     Raises:
-        ArgumentError: if paths are unknown, or if what a function returns is not the leaf, placed:
-            an array of the same shape and dtype. All are listed.
+        ArgumentError: if no leaf has a path, or a function does not return an array of its leaf's
+            shape and dtype; lists all of these.
     """
     tree = nnx.state(model)
     functions = check_shard_fns(shard_fns, tree)

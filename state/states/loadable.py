@@ -1,7 +1,7 @@
-"""Check that `load_state` could rebuild what is about to be saved; the first save makes it.
+"""Check, at the first save, that `load_state` will be able to rebuild the state.
 
-It refuses a state that no load could rebuild before anything is listed; otherwise only the first
-restart would notice. Building the model takes a second or more: that part runs in the background.
+A state that no load could rebuild is refused before its step is listed; otherwise only the first
+restart would notice. The check builds the model, which takes a second or more, in the background.
 """
 
 import functools
@@ -30,34 +30,33 @@ logger = logging.getLogger("cairn.save")
 
 _SHOWN: Final = 5
 _CHECKED: WeakKeyDictionary[type[Any], dict[str, bool]] = WeakKeyDictionary()
-"""Model class -> config and settings -> whether a load could build it, when that was last tried."""
+"""Model class -> (config and settings, as JSON) -> whether the last attempt to build it worked."""
 
 
 def refuse_unloadable(
     state: Any, described: ModelDescription, tree: Any
 ) -> Callable[[], None] | None:
-    """Raise if `load_state` would always refuse a checkpoint of this state, as far as a look tells.
+    """Check that `load_state` will be able to load a checkpoint of this state.
 
-    What a look can't tell, building the model without arrays does, as a load builds it; once per
-    process for each class, config and settings. A TrainState loads modules without a config. A
-    model may have other leaves than its config gives it: then the log says that a load needs more
-    than the checkpoint. It may have other attributes, such as a dropout's rate: then the log says
-    what a load will make of them.
+    Quick checks are made at once. The rest is to build the model without arrays, as a load does;
+    that is done once per process for each class, config and settings. A module without a config is
+    not checked: a TrainState can load it. If a model has other leaves or attributes (such as a
+    dropout's rate) than its config gives, a warning says what a load will need or change.
 
     Args:
         state: an `EasyDeLState`.
-        described: what is stored of its model.
-        tree: its variables, or their leaves by path.
+        described: description of its model.
+        tree: the model's variables, or their leaves by path.
 
     Returns:
-        A function that builds the model, and raises ConfigError if that fails. It holds no array,
-        and any thread may call it, once. None if the model was built before, or is built here: an
-        earlier failure may have been for lack of memory, and context such as a mesh may belong to
-        one thread.
+        A function for another thread, which builds the model, and raises ConfigError if that fails.
+        It refers to no arrays; call it once. None if nothing is left to do: the model was built
+        before, or now in this thread, because an earlier attempt failed, or because settings such
+        as a mesh hold for this thread only.
 
     Raises:
-        ConfigError: no load could build the model, or it has variables that are no arrays of JAX,
-            and can't become one.
+        ConfigError: no load could build the model, or it has variables that JAX would load with
+            another dtype.
     """
     model_class, own, meta = described
     config, settings = meta["config"], meta["module"]
@@ -81,7 +80,7 @@ def refuse_unloadable(
     def build() -> None:
         try:
             built = abstract_model(model_class, loaded, settings)
-        except Exception as exc:  # of the model's own constructor, whatever it raises
+        except Exception as exc:  # the model's constructor may raise anything
             checked[key] = False
             raise _unloadable(model_class, exc) from exc
         checked[key] = True
@@ -94,9 +93,10 @@ def refuse_unloadable(
 
 
 def _is_alike_elsewhere() -> bool:
-    """Return whether JAX traces alike in another thread; if not, it traces again there.
+    """Return whether JAX's settings are the same in a new thread.
 
-    A mesh, or x64, may be set for one thread alone, and JAX does not list all such settings.
+    Settings such as a mesh or x64 may hold for one thread only, and JAX does not list them. If they
+    differ, JAX traces a function again in the other thread.
     """
     traced: list[None] = []
     probe = jax.jit(lambda: traced.append(None))
@@ -125,7 +125,7 @@ def _unloadable(model_class: type[Any], cause: Exception) -> ConfigError:
 
 
 def _warn_of_other(built: Any, own: Any) -> None:
-    """Warn where the model that a load builds differs from the one that is saved.
+    """Log warnings if the model that a load builds differs from the one that is saved.
 
     Args:
         built: the model as a load builds it, without arrays.
@@ -162,9 +162,12 @@ def _warn_of_other(built: Any, own: Any) -> None:
 
 
 def _refuse_other_class(model_class: type[Any], own: type[Any], loaded: type[Any]) -> None:
-    """Refuse a config whose `model_type` a load resolves to another class, losing its methods.
+    """Check that a load finds the config's class by its `model_type`.
 
-    A family's `model_type` belongs to the family's own class; for a subclass of that the log warns.
+    If it finds the class of a family, of which the config's is a subclass, there is only a warning.
+
+    Raises:
+        ConfigError: a load would find another class, whose methods may differ.
     """
     names = _name(own), _name(loaded)
     # By name: a notebook may have defined the class again.
@@ -192,7 +195,7 @@ def _name(kind: type[Any]) -> str:
 
 
 def _refuse_too_wide(model_class: type[Any], tree: Any) -> None:
-    """Refuse Python and NumPy numbers whose dtypes JAX would change: no load could fit."""
+    """Raise ConfigError if variables are Python or NumPy numbers whose dtypes JAX would change."""
     problems = too_wide(tree)
     if problems:
         raise ConfigError(

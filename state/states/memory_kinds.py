@@ -1,6 +1,6 @@
-"""Memory kinds of arrays in host memory, such as offloaded moments; a load restores them there.
+"""Memory kinds of arrays, so that a load restores offloaded arrays (moments) to host memory.
 
-JAX calls the memory of an accelerator "device", and the host's "pinned_host" or "unpinned_host".
+JAX's memory kinds are "device" for accelerators; "pinned_host" and "unpinned_host" for the host.
 """
 
 import operator
@@ -21,12 +21,12 @@ _SHARDING: Final = operator.attrgetter("sharding")
 def offloaded_leaves(items: Mapping[str, Any], leaves: Sequence[Any]) -> dict[str, dict[str, str]]:
     """Return the memory kind of each array outside its device's default memory, by item and path.
 
-    The meta of a checkpoint keeps them as `memory_kinds`.
+    A checkpoint stores the result as `memory_kinds` in its meta.
 
     Args:
         items: trees by name, or their leaves by path.
-        leaves: all of these, looked at first: naming them takes long, and most states have no
-            offloaded array.
+        leaves: all leaves of these trees. They are checked first, since computing paths takes long
+            and most states have no offloaded array.
     """
     places = {id(place): place for place in map(_SHARDING, arrays_among(leaves))}
     if not any(map(_kind, places.values())):
@@ -44,7 +44,7 @@ def offloaded_leaves(items: Mapping[str, Any], leaves: Sequence[Any]) -> dict[st
 
 
 def in_memory(place: Sharding, kind: str | None) -> Sharding:
-    """Return the sharding in this memory kind; in the devices' default if None or not available."""
+    """Return the sharding with a memory kind; with the default kind if None or not available."""
     device: Any = next(iter(place.device_set))
     own: str = device.default_memory().kind
     if kind is None or kind not in {memory.kind for memory in device.addressable_memories()}:
@@ -53,7 +53,7 @@ def in_memory(place: Sharding, kind: str | None) -> Sharding:
 
 
 def _kind(place: Sharding) -> str | None:
-    """Return the memory kind, or None for the devices' default."""
+    """Return the memory kind of a sharding; None if it is the devices' default."""
     device: Any = next(iter(place.device_set))
     own = device.default_memory().kind
     return None if place.memory_kind in (None, own) else place.memory_kind

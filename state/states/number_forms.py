@@ -1,8 +1,8 @@
-"""Python numbers in a state: a save stores them as arrays, and a load makes them numbers again.
+"""Python numbers and weakly typed arrays in a state, which a load restores as they were.
 
-JAX makes weakly typed arrays of Python numbers: these give way to the dtypes of others. A
-checkpoint records which arrays are weakly typed, since that decides the dtype of what is computed
-with them.
+A save stores Python numbers as arrays. JAX converts Python numbers to weakly typed arrays, which in
+computations adopt the dtypes of other arrays. Since that affects results, a checkpoint records
+which leaves were numbers, and which arrays were weakly typed.
 """
 
 import operator
@@ -41,7 +41,7 @@ def python_numbers(items: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 def weak_leaves(items: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the paths of the weakly typed arrays, by item; items without any are left out.
 
-    The meta of a checkpoint keeps them as `weak`.
+    A checkpoint stores the result as `weak` in its meta.
 
     Args:
         items: trees by name, or their leaves by path.
@@ -51,7 +51,7 @@ def weak_leaves(items: Mapping[str, Any]) -> dict[str, list[str]]:
         flat = items
     elif _any_weak(jax.tree.leaves(dict(items))):
         flat = leaves_by_item(items)
-    else:  # naming the leaves takes long
+    else:  # fast path: computing paths takes long
         return {}
     weak = {
         item: sorted(path for path, leaf in leaves.items() if getattr(leaf, "weak_type", False))
@@ -67,13 +67,13 @@ class NumberForms:
     def __init__(
         self, checkpoint: StoredCheckpoint, item: str, target: Any, *, stored_dtypes: bool = False
     ) -> None:
-        """Compare the target with what is stored.
+        """Compare the target with the stored item.
 
         Args:
             checkpoint: the checkpoint.
-            item: the item.
-            target: a tree of arrays, abstract ones, and numbers.
-            stored_dtypes: floating arrays keep the floating dtype that they are stored in.
+            item: name of the item.
+            target: tree of arrays, abstract arrays and numbers.
+            stored_dtypes: whether floating arrays are restored in their stored floating dtype.
         """
         stored = checkpoint.leaves(item)
         numbers = checkpoint.meta.get("python_numbers", {}).get(item, {})
@@ -91,16 +91,16 @@ class NumberForms:
 
     @property
     def check(self) -> Any:
-        """Tree that must fit what is stored."""
+        """Tree of the shapes and dtypes that the stored item must have."""
         return self._unflatten([form.check for form in self._forms])
 
     @property
     def ask(self) -> Any:
-        """Tree to restore into."""
+        """Target for the restore."""
         return self._unflatten([form.ask for form in self._forms])
 
     def finished(self, restored: Any) -> Any:
-        """Return the restored tree, with numbers where the target has numbers."""
+        """Return the restored tree with the target's kinds of leaves: numbers or weak arrays."""
         leaves = zip(jax.tree.leaves(restored), self._forms, strict=True)
         return self._unflatten(
             [leaf if form.like is None else _weak(leaf, form.like) for leaf, form in leaves]
@@ -114,9 +114,9 @@ class _Form(NamedTuple):
     """Conversion of one leaf when it is loaded.
 
     Attributes:
-        check: what must fit the stored leaf.
-        ask: what to restore it into.
-        like: the weakly typed array to make of the restored number; None to keep it as it is.
+        check: abstract array of the shape and dtype that the stored leaf must have.
+        ask: the target's leaf for the restore.
+        like: weakly typed array like which the restored number is converted; None to keep it.
     """
 
     check: Any
@@ -137,12 +137,12 @@ def _form(
     ):
         number = None  # an array was saved, and is restored as one
     if number is not None and record is not None and _takes(number, record):
-        # The dtype is the stored one by choice: a number has no other.
+        # A number has no dtype of its own, so any stored one fits.
         check = np.zeros((), dtype_named(record.dtype))
         stays_array = isinstance(leaf, jax.Array) or (hasattr(leaf, "dtype") and not from_python)
         return _Form(check, number, leaf if stays_array else None)
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        # What JAX may move has no place of its own.
+        # An uncommitted array's sharding is no requirement.
         place = leaf.sharding if getattr(leaf, "committed", True) else None
         dtype = stored_float(leaf, record) if stored_dtypes and record is not None else leaf.dtype
         abstract = jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=place, weak_type=weak)
@@ -151,9 +151,9 @@ def _form(
 
 
 def _number_of(leaf: Any, from_python: bool) -> Any:
-    """Return a Python number of the leaf's kind, if JAX made the leaf from one; else None.
+    """Return a Python number of the leaf's kind if JAX made the leaf from a number; else None.
 
-    JAX types such a leaf weakly. It keeps no trace for bools, but the checkpoint does.
+    JAX marks such leaves as weakly typed, except bools; for bools the checkpoint's record counts.
     """
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or leaf.shape != ():
         return None
@@ -176,6 +176,6 @@ def _any_weak(leaves: Sequence[Any]) -> bool:
 
 
 def _weak(number: Any, like: Any) -> Any:
-    # The number itself: an array that one process has would not go to the devices of others.
+    # Pass the number, not an array: a local array can't be moved to devices of other processes.
     free = like.sharding is None or not getattr(like, "committed", True)
     return jnp.asarray(number) if free else jax.device_put(number, like.sharding)

@@ -1,9 +1,9 @@
-"""Step of an Optax optimizer, with the extra arguments that some take besides gradients.
+"""Step of an Optax optimizer, with extra arguments beside the gradients.
 
-Optax passes more arguments on to the parts of an optimizer that take any (`value` to
-`reduce_on_plateau`, `value_fn` to a line search), and drops them in silence where none does. Here
-what no part uses is refused. Which ones are used shows when the update is traced: arrays that it
-reads, functions that it calls, and of all else (a flag, a text, a Python number) what it looks at.
+Optax passes extra arguments to the parts of an optimizer (`value` to `reduce_on_plateau`,
+`value_fn` to a line search), and silently ignores those that no part uses. Here unused arguments
+raise an error. To find them, the update is traced: an argument is used if an array is read, a
+function called, or any other value (a flag, a text, a Python number) accessed.
 """
 
 import functools
@@ -23,14 +23,14 @@ from cairn.state.states.optimizers import optax_numerics
 __all__ = ["take_step", "used_arguments"]
 
 _ARGUMENTS: Final = frozenset({"value", "grad", "value_fn"})
-"""Names that Optax has for what its optimizers take besides gradients."""
+"""Names of the extra arguments of Optax's own optimizers."""
 
 Kind = Literal["arrays", "function", "other"]
 
 _USED: WeakKeyDictionary[Callable[..., Any], dict[frozenset[tuple[str, Kind]], frozenset[str]]] = (
     WeakKeyDictionary()
 )
-"""By an optimizer's update: what was offered, and the names of that which it uses."""
+"""Cache: an optimizer's `update` -> names and kinds of arguments -> names of the used ones."""
 
 
 def take_step(
@@ -50,14 +50,14 @@ def take_step(
         grads: gradients, in the tree of the parameters or a nested dict of the same paths.
         opt_state: the optimizer's state.
         params: the parameters.
-        arguments: more of the optimizer's; `grad` may be a nested dict too.
-        path: what takes the step, for messages.
-        fields: names of the state's own fields; such arguments are none of the optimizer's.
+        arguments: the other arguments of the caller's method; `grad` may be a nested dict, too.
+        path: name of the caller's method, for errors.
+        fields: names of the state's fields; arguments of these names are not for the optimizer.
 
     Raises:
-        TreeStructureError: if gradients do not fit the parameters; lists every leaf.
-        ArgumentError: if the optimizer uses an argument nowhere, or one that is a field of the
-            state; names all of them.
+        TreeStructureError: if gradients do not fit the parameters; lists all differences.
+        ArgumentError: if the optimizer does not use an argument, or uses one that has the name of
+            a field; names all of these.
     """
     grads = rebuild(params, grads, path="grads")
     extra = {name: value for name, value in arguments.items() if name not in (fields or ())}
@@ -97,16 +97,17 @@ def used_arguments(
     params: Any,
     offered: Mapping[str, Any],
 ) -> frozenset[str]:
-    """Return which of the offered arguments an optimizer uses.
+    """Return the names of those arguments that an optimizer uses.
 
-    Traced once for each optimizer and names; again where a flag, say, may lead elsewhere.
+    The result is cached by optimizer, and names and kinds of arguments. If arguments like flags
+    might change it, the update is traced again.
 
     Args:
         tx: the optimizer.
         grads: gradients, in the tree of the parameters.
         opt_state: the optimizer's state.
         params: the parameters.
-        offered: arguments of the optimizer, by name.
+        offered: extra arguments for the optimizer, by name.
     """
     parameters = inspect.signature(tx.update).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -153,7 +154,7 @@ def _traced_use(
         except Exception:
             if not placeholders:
                 raise
-            used |= placeholders.keys()  # perhaps for want of the values: the next trace has them
+            used |= placeholders.keys()  # placeholders may be the cause: trace with the values
 
 
 def _read_names(
@@ -169,13 +170,13 @@ def _read_names(
 
 
 def _read_inputs(jaxpr: Jaxpr) -> list[bool]:
-    """Return for each input of a traced function whether it is read."""
+    """Return whether each input of a traced function is read, in the order of the inputs."""
     read = {variable for variable in jaxpr.outvars if isinstance(variable, Var)}
     for equation in jaxpr.eqns:
         inner = [called for value in equation.params.values() for called in _jaxprs_in(value)]
         passed = equation.invars
         if len(inner) == 1 and len(inner[0].invars) == len(passed):
-            # A call, such as one of a compiled function, has all arguments that it was given.
+            # An equation that calls a function lists all inputs, also those that it does not read.
             reads = _read_inputs(inner[0])
             passed = [variable for variable, is_read in zip(passed, reads, strict=True) if is_read]
         read |= {variable for variable in passed if isinstance(variable, Var)}
@@ -193,7 +194,11 @@ def _jaxprs_in(value: Any) -> Iterator[Jaxpr]:
 
 
 class _LookError(BaseException):
-    """An optimizer looks at an argument; none of its own handlers is for this."""
+    """The optimizer accesses a placeholder. A BaseException, so that the optimizer won't catch it.
+
+    Attributes:
+        name: name of the argument.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -201,7 +206,7 @@ class _LookError(BaseException):
 
 
 class _Placeholder:
-    """Stands for an argument whose use no trace shows, until somebody looks at it."""
+    """Placeholder of an argument that JAX can't trace; any access raises `_LookError`."""
 
     def __init__(self, name: str) -> None:
         object.__setattr__(self, "_name", name)
@@ -214,7 +219,7 @@ def _look(placeholder: _Placeholder, *_arguments: Any, **_keywords: Any) -> Neve
     raise _LookError(object.__getattribute__(placeholder, "_name"))
 
 
-# Python looks operators up in the class of a value, and asks no `__getattribute__`.
+# Python finds operators in the class, without `__getattribute__`, so they must be defined.
 _NO_OPERATORS: Final = {
     *("__class__", "__class_getitem__", "__doc__", "__getattribute__", "__init__"),
     *("__init_subclass__", "__new__", "__subclasshook__"),

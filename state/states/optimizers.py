@@ -1,6 +1,6 @@
-"""Optax optimizers: as JSON, so that a checkpoint can rebuild its own, and their first state.
+"""Optax optimizers: their description as JSON, by which a load rebuilds them, and initial state.
 
-Only names on the lists below can be built; nothing in a description is ever executed.
+Only the optimizers and schedules listed below can be built: a description runs no other code.
 
     {"name": "adamw", "learning_rate": 1e-4, "weight_decay": 0.01, "max_grad_norm": 1.0}
     {"name": "sgd", "momentum": 0.9,
@@ -63,32 +63,31 @@ _WRAPPERS = ("max_grad_norm", "accumulate_steps")
 def make_optimizer(
     name: str, **arguments: Any
 ) -> tuple[optax.GradientTransformation, dict[str, Any]]:
-    """Build an Optax optimizer, and the JSON that rebuilds it.
+    """Return an Optax optimizer, and the JSON that rebuilds it.
 
     Args:
         name: one of `OPTIMIZERS`.
-        **arguments: the optimizer's own, as JSON values. `learning_rate` may be a schedule:
-            {"schedule": one of `SCHEDULES`, ...its arguments}. Two more are ours:
-            `max_grad_norm` clips the global norm of the gradients first; `accumulate_steps`
-            applies an update every so many steps, from the mean of the gradients.
+        **arguments: the optimizer's arguments, as JSON values. `learning_rate` may be a schedule:
+            {"schedule": one of `SCHEDULES`, ...its arguments}. Two more arguments are allowed for
+            all: `max_grad_norm` clips the global norm of the gradients; `accumulate_steps` is the
+            number of steps whose mean gradient makes one update.
 
     Returns:
-        The optimizer and its description, as `EasyDeLState.create(tx=..., tx_init=...)` takes
-        them. Equal descriptions give the same optimizer object, so that a jitted step compiled
-        for one is used for the other.
+        The optimizer and its description, for `EasyDeLState.create(tx=..., tx_init=...)`. Equal
+        descriptions give the same optimizer object, so that a jitted step compiles only once.
 
     Raises:
-        OptimizerError: if the name or an argument is unknown, or a value is none that it takes.
+        OptimizerError: if the name or an argument is unknown, or a value is invalid.
     """
     description = FrozenJSON({"name": name, **arguments}, name="optimizer description")
     return _build(description), description.to_dict()
 
 
 def optimizer_from_description(tx_init: Mapping[str, Any]) -> optax.GradientTransformation:
-    """Rebuild the optimizer that `make_optimizer` described.
+    """Return the optimizer of a description that `make_optimizer` returned.
 
     Raises:
-        OptimizerError: if the description names anything unknown.
+        OptimizerError: if the name or an argument is unknown, or a value is invalid.
     """
     return _build(FrozenJSON(tx_init, name="tx_init"))
 
@@ -96,10 +95,12 @@ def optimizer_from_description(tx_init: Mapping[str, Any]) -> optax.GradientTran
 def given_optimizer(
     tx: optax.GradientTransformation | None, tx_init: Mapping[str, Any] | None
 ) -> tuple[optax.GradientTransformation | None, Mapping[str, Any] | None]:
-    """Return the optimizer that `tx` or `tx_init` gives, and its description.
+    """Return `tx`, or if it is None the optimizer of the description `tx_init`; and `tx_init`.
+
+    Both are None if both arguments are.
 
     Raises:
-        OptimizerError: if there is only a description, and it names anything unknown.
+        OptimizerError: if the optimizer can't be built from the description.
     """
     if tx is None and tx_init is not None:
         tx = optimizer_from_description(tx_init)
@@ -173,7 +174,7 @@ def _call(what: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) 
 
 
 def _refuse_text(key: str, value: Any) -> None:
-    """Refuse texts, which Optax would accept here, only to fail in the first step."""
+    """Raise OptimizerError for texts and schedules: Optax would accept them and fail later."""
     if isinstance(value, str) or (isinstance(value, Mapping) and "schedule" in value):
         raise OptimizerError(path=key, expected="a number", found=repr(value))
 
@@ -210,16 +211,16 @@ def _dtype(key: str, value: Any) -> Any:
 
 
 def init_optimizer(tx: optax.GradientTransformation, params: Any, placed: Any = None) -> Any:
-    """Return the initial optimizer state, each leaf made directly on its devices.
+    """Return the initial state of an optimizer, with each leaf made on its devices.
 
-    Abstract parameters (ShapeDtypeStructs) give an abstract state with shardings. Parameters that
-    are bound to no device give a state that is not either.
+    Abstract parameters (ShapeDtypeStructs) give an abstract state with shardings. Uncommitted
+    parameters give an uncommitted state.
 
     Args:
         tx: the optimizer.
         params: the parameters.
-        placed: the parameters where their optimizer's leaves shall go, arrays or
-            ShapeDtypeStructs; by default `params` themselves.
+        placed: arrays or ShapeDtypeStructs with the shardings of parameters that the optimizer's
+            leaves follow; None for those of `params`.
 
     Raises:
         OptimizerError: if parameters are quantized weights, which can't be trained.
@@ -243,22 +244,21 @@ def init_optimizer(tx: optax.GradientTransformation, params: Any, placed: Any = 
 
 
 def init_program(tx: optax.GradientTransformation, shardings: Any) -> Any:
-    """Return the compiled-once function that makes an optimizer's state, each part on its device.
+    """Return the jitted function from parameters to an optimizer's initial state.
 
     Args:
         tx: the optimizer.
-        shardings: where each leaf goes, as `optimizer_shardings` says.
+        shardings: sharding of each leaf of the state, from `optimizer_shardings`.
     """
     return jax.jit(tx.init, out_shardings=shardings)
 
 
 @contextmanager
 def optax_numerics() -> Iterator[None]:
-    """Trace the body with JAX's usual promotion of dtypes and ranks.
+    """Trace the body with JAX's standard promotion of dtypes and ranks, which Optax needs.
 
-    Optax raises a float to an int32 step counter and broadcasts scalars, which JAX refuses under
-    `jax_numpy_dtype_promotion="strict"`. A run with strict numerics keeps them for its own code:
-    only the calls into Optax are traced so. The values are the same either way.
+    Optax computes with mixed dtypes and ranks, which JAX refuses under strict promotion. With this,
+    a job can use strict promotion for its own code. The results are the same.
     """
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield

@@ -22,24 +22,25 @@ __all__ = [
 ]
 
 GROUP_BYTES = 256 << 20
-"""Most bytes of floating kernels on a device during quantization; a larger kernel goes alone."""
+"""Maximum bytes of floating kernels on a device that are loaded together to be quantized. A larger
+kernel is loaded alone."""
 
 
 def quantizes(checkpoint: StoredCheckpoint, request: QuantizationRequest) -> bool:
-    """Return whether a load of this checkpoint has something to quantize.
+    """Return whether a load of this checkpoint must quantize weights.
 
     Raises:
-        ArgumentError: if the checkpoint is quantized in another way than the request's.
+        ArgumentError: if the checkpoint is quantized with other settings than the request's.
     """
     stored = (checkpoint.meta.get("module") or {}).get("quantization")
     return request.check_stored(stored, path=checkpoint.uri)
 
 
 def refuse_float_optimizer(checkpoint: StoredCheckpoint, model: Any) -> None:
-    """Raise if a stored optimizer state belongs to weights that a load would quantize.
+    """Check that the stored optimizer state is not of weights that the load will quantize.
 
     Raises:
-        ArgumentError: if it belongs to floating weights, not to adapters.
+        ArgumentError: if the model has no adapters: then the optimizer state is of its weights.
     """
     if getattr(model, "lora", None) is None:
         raise ArgumentError(
@@ -57,11 +58,11 @@ def fill_model(
     """Return a model with the arrays of a checkpoint, quantized if the request says so.
 
     Args:
-        checkpoint: holds the model, which must fit (call `check` before).
-        model: without arrays; each leaf says where it goes.
+        checkpoint: the checkpoint; call its `check` before.
+        model: the model without arrays; its leaves have shardings.
         request: what to quantize. Floating kernels are read in groups of at most `GROUP_BYTES` on
-            any device, and each is dropped once it is quantized.
-        cast: whether floating leaves may have another floating dtype than stored.
+            any device, and each is freed once it is quantized.
+        cast: whether floating leaves may have another floating dtype than the stored one.
     """
     graphdef, target = nnx.split(model)
     if not quantizes(checkpoint, request):
@@ -84,7 +85,7 @@ def fill_model(
 
 
 def _groups(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """Return names in groups of at most `limit` bytes; a larger one is a group of its own."""
+    """Divide names into groups of at most `limit` bytes; a larger one is alone in its group."""
     groups: list[list[str]] = []
     filled = limit
     for name, size in sizes.items():

@@ -1,11 +1,11 @@
-"""Warning that each training step draws the same random numbers, as it drops the counters.
+"""Warning about training steps that all use the same random numbers, such as one dropout mask.
 
-A module draws by a key and a counter, and counts on. `state.merge(params)` gives a copy of both, so
-that what a loss function counted is lost unless the step takes the copy's variables over as
-`graphother`. Nothing else would show it: the loss goes down, with one dropout mask for ever.
+A module makes random numbers from a key and a counter, which it increases. `state.merge(params)`
+returns a module with a copy of both. If the training step does not store the copy's variables as
+the new state's `graphother`, the new counter is lost. Nothing else would show it.
 
-Two checks make the warning: a counter moved where the gradients are applied, while the step is
-compiled, and the states that the compiled step returns have it unmoved.
+The warning needs two observations: while the step is compiled, a counter was increased before
+gradients are applied; and the states that the compiled step returns have the old counter.
 """
 
 import inspect
@@ -25,7 +25,7 @@ __all__ = ["RngReuse", "Stream", "drawn_streams", "random_streams", "warn_of_reu
 Path = tuple[Any, ...]
 
 _MAX_CHECKS: Final = 8
-"""Maximum number of checked states: each check waits for the step, and two are enough."""
+"""Maximum number of states to check. Each check waits for the step; usually two are enough."""
 
 _INNER: Final = frozenset({"cairn", "jax", "jaxlib", "flax", "contextlib"})
 _warned: set[str] = set()
@@ -33,13 +33,13 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True)
 class Stream:
-    """Random stream of a model, as it was when `merge` returned the model.
+    """Random stream of a model that `merge` returned.
 
     Attributes:
-        path: of the stream in the model.
-        key: its key's variable.
-        count: its counter's variable.
-        values: the values that the two had.
+        path: path of the stream in the model.
+        key: variable of the key.
+        count: variable of the counter.
+        values: values of key and counter when `merge` returned.
     """
 
     path: Path
@@ -49,7 +49,7 @@ class Stream:
 
     @property
     def is_drawn_from(self) -> bool:
-        """True if numbers were drawn from it, and its key was not replaced."""
+        """True if the counter has changed and the key has not: random numbers were drawn."""
         return (
             self.key.get_value() is self.values[0] and self.count.get_value() is not self.values[1]
         )
@@ -72,17 +72,17 @@ def drawn_streams(streams: Iterable[Stream]) -> tuple[Path, ...]:
 
 
 class RngReuse:
-    """Random draws of a step that the returned state does not carry on; part of its structure.
+    """Record of random streams whose new counters a compiled step may lose.
 
-    Every one equals every other: no step may compile again for it.
+    It is a static field of states. All instances are equal, so that it causes no new compilation.
 
     Attributes:
-        paths: of the streams.
-        graphother_id: the `id` of the `graphother` that lacks them, while the step is compiled.
+        paths: paths of the streams.
+        graphother_id: while the step is compiled, `id` of the `graphother` without new counters.
     """
 
     def __init__(self, paths: Sequence[Path] = (), graphother_id: int = 0) -> None:
-        """Begin without lost streams."""
+        """Make a record; without arguments, one of no streams."""
         self.paths = tuple(paths)
         self.graphother_id = graphother_id
         self._checks_left = _MAX_CHECKS
@@ -98,9 +98,9 @@ class RngReuse:
         return "RngReuse()"
 
     def check(self, state: Any) -> None:
-        """Compare a compiled step's result with the one before; warn if streams did not advance.
+        """Compare a compiled step's result with the previous one; warn if counters are the same.
 
-        The caller may carry the counters over himself: then they have advanced by the next look.
+        The caller may also store the new counters after the step; then the next result has them.
         """
         if not self._checks_left:
             return
@@ -111,7 +111,7 @@ class RngReuse:
             part[path].get_value() for path in self.paths for part in (keys, counts) if path in part
         ]
         if not all(map(_is_readable, (state.step, *variables))):
-            return  # given to another step, or on other processes' devices
+            return  # donated to another step, or on devices of other processes
         values = []
         for variable in variables:
             is_key = is_key_dtype(variable.dtype)
@@ -126,7 +126,10 @@ class RngReuse:
 
 
 def warn_of_reuse(paths: Sequence[Path]) -> None:
-    """Warn the caller of the step of lost streams, if any: in a process once of the same ones."""
+    """Warn that steps lose the counters of these streams; once per process for the same streams.
+
+    Nothing happens if there are no paths. The warning names the line that called the step.
+    """
     names = ", ".join("/".join(map(str, path)) for path in paths)
     if not paths or names in _warned:
         return
@@ -143,7 +146,7 @@ def warn_of_reuse(paths: Sequence[Path]) -> None:
 
 
 def _frames_to_caller() -> int:
-    """Return the `stacklevel` of the first line that is neither ours nor JAX's."""
+    """Return the `stacklevel` of the first frame outside of Cairn, JAX and Flax."""
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _INNER:
         frame, level = frame.f_back, level + 1
@@ -151,7 +154,7 @@ def _frames_to_caller() -> int:
 
 
 def _by_stream(variables: Any) -> dict[Path, Any]:
-    """Return variables by the path of their stream."""
+    """Return the variables of an NNX state by the path of their stream, one per stream."""
     return {path[:-1]: variable for path, variable in nnx.to_flat_state(variables)}
 
 

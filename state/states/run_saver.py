@@ -1,4 +1,4 @@
-"""Saves of a training loop's steps by a policy, and the last save before the process must end."""
+"""Saves of a training loop's steps by a policy, and a last save when the process is preempted."""
 
 import logging
 import os
@@ -60,7 +60,7 @@ class Saveable(Protocol):
 
     @property
     def step(self) -> Any:
-        """Optimizer steps taken."""
+        """Number of optimizer steps taken."""
 
     def save_state(self, save_directory: str, /, **options: Any) -> SaveHandle:
         """Start a save, and return its handle."""
@@ -71,12 +71,12 @@ Options = dict[str, Mapping[str, Any] | None]
 
 
 class _LastStep(NamedTuple):
-    """State that the last `step` or `save` got; `close` may have to save it.
+    """State of the last call of `step` or `save`, which `close` may have to save.
 
     Attributes:
-        state: the state.
-        step: its number, as far as the caller has given it.
-        options: what to save with it.
+        state: reference to the state.
+        step: the step's number; None if the caller passed none.
+        options: arguments of `save_state` for this step.
     """
 
     state: weakref.ref[Any]
@@ -94,51 +94,49 @@ class RunSaver:
                 if saver.should_stop:
                     break
 
-    On SIGTERM the handler only sets a flag. The next `step`, or `close` if none comes, saves the
-    current step and waits until it is durable, for at most `policy.deadline_seconds` after the
-    signal. Past the deadline the saver abandons the save: its handle says failed, and the process
-    no longer waits for it at its end. Either way `should_stop` is True then.
+    On SIGTERM, the next `step`, or `close` if none comes, saves the current step and waits until it
+    is durable, for at most `policy.deadline_seconds` after the signal. After that it abandons the
+    save: the handle's state is "failed", and the process does not wait for it at exit. In both
+    cases `should_stop` is True then.
 
-    All processes of a job make the same calls. Rules on step numbers need no communication. Clocks,
-    metrics and signals, which may reach one process only, do: the processes exchange them at the
-    first step at or after each multiple of `agree_every`, and whenever a step is due by its number.
-    So a signal is answered up to `agree_every` steps late, and a metric counts at those steps only,
-    with the value of process 0.
+    All processes of a job must make the same calls. Rules on step numbers need no communication.
+    Rules on time, metrics and signals do: the processes exchange these at the first step at or
+    after each multiple of `agree_every`, and whenever a step is due by its number. So the save
+    after a signal may come up to `agree_every` steps late, and metrics count only at those steps,
+    with the values of process 0.
 
-    The constructor takes the run's lease: a second job is refused before it trains, not at its
-    first save, and no save waits for the lease.
+    The constructor acquires the run's lease: a second job is refused before it trains, not at its
+    first save, and no save has to wait for the lease.
 
     Args:
         run_uri: the run's folder, created if there is none.
         policy: when to save.
-        keep: which steps to keep; the saver deletes the others after each durable save, in the
-            background. By default it deletes none, nor while no step carries a metric or a label
-            that `keep` names: see `retention_error`.
-        grace_seconds: for how long a deleted step can be restored.
-        agree_every: how often processes of one job agree, in steps.
+        keep: which steps to keep; after each durable save, the other steps are deleted in the
+            background. None deletes no steps. Nothing is deleted either while no step has a metric
+            or label that `keep` names: see `retention_error`.
+        grace_seconds: seconds during which a deleted step can be restored.
+        agree_every: number of steps between two exchanges of a job's processes.
         save_options: arguments for every `save_state`, such as `float_dtype`.
-        dedup: for how long steps share the files of values that do not change, such as those of
-            a frozen base (deduplication).
-        reuse_buffers: whether saves copy arrays into buffers that are kept from one save to the
-            next, as in `Checkpointer`; None leaves that setting as it is.
-        host_memory: the most bytes of host memory that saves may take in this process, as
-            `Checkpointer` has it.
-        like: a state like those to be saved. On a GPU, host memory for it is pinned before the
-            first save; see `Checkpointer.begin`.
-        clock: seconds, for `SavePolicy.every_minutes`.
+        dedup: how long steps share the files of unchanged values, such as those of a frozen base
+            (deduplication); None for the default, or the setting that was made before.
+        reuse_buffers: whether saves copy arrays into buffers that are kept for the next save, as
+            in `Checkpointer`; None changes nothing.
+        host_memory: maximum bytes of host memory for saves in this process, as in `Checkpointer`.
+        like: a state like those that will be saved. For arrays on GPUs, host memory is pinned
+            before the first save; see `Checkpointer.begin`.
+        clock: returns the time in seconds, for `SavePolicy.every_minutes`.
 
     Raises:
         PolicyError: the policy listens for signals, and this is not the main thread; `keep` is no
-            RetentionPolicy, or names a metric or a label that is a misspelt one of the run's; or
-            `dedup` is no DedupPolicy; or `reuse_buffers` and `host_memory` are refused, as by
-            `Checkpointer`.
-        ArgumentError: an option that `step` takes itself, `agree_every` below 1, or a
-            `grace_seconds` that is no number of seconds from 0 to those of 100 years.
-        InvalidURIError: `run_uri` is malformed, or no run may begin there.
+            RetentionPolicy, or has a misspelt name of a metric or label of the run; or `dedup`,
+            `reuse_buffers` or `host_memory` has a value that `Checkpointer` refuses.
+        ArgumentError: `save_options` has an argument that belongs to one step, `agree_every` is
+            below 1, or `grace_seconds` is no number from 0 to the seconds of 100 years.
+        InvalidURIError: `run_uri` is malformed, or no run can begin there.
         LeaseHeldError: another writer holds the run.
-        StoreCheckError: the store does not keep what runs rest on.
-        StorageError: with `policy.best`, or metrics and labels in `keep`: those of the run's steps
-            can't be read.
+        StoreCheckError: the store does not do what runs require.
+        StorageError: metrics or labels that `policy.best` or `keep` needs can't be read from the
+            run's steps.
     """
 
     def __init__(
@@ -187,33 +185,33 @@ class RunSaver:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        # An error may be this process's alone: then the others would wait for it in vain.
+        # An error may be on this process only: others would wait forever for its part in a save.
         self._close(saving=failure[0] is None or not self._many)
 
     @property
     def last(self) -> SaveHandle | None:
-        """Handle of the last step that was due, a refused one included."""
+        """Handle of the last save that was due or requested, also if refused; None before any."""
         return self._last
 
     @property
     def should_stop(self) -> bool:
-        """True once the process was told to end; with many processes, once all of them know."""
+        """True once the process was signalled to end; in larger jobs, once all processes know."""
         return self._stops or (not self._many and self._is_told_to_end())
 
     @property
     def retention_error(self) -> StorageError | None:
-        """Error of the last retention pass; None if it deleted what it should.
+        """Error of the last retention pass; None if it succeeded, and on processes other than 0.
 
-        It is a PolicyError as long as no step carries a metric or a label that `keep` names:
-        nothing is deleted then. On process 0 only.
+        It is a PolicyError while no step has a metric or label that `keep` names; then nothing is
+        deleted.
         """
         return None if self._retention is None else self._retention.error
 
     def preempt(self) -> None:
-        """Act as if the signal had come, for a notice of preemption that comes another way.
+        """Act as if SIGTERM had come; for preemption notices that are no signals.
 
         Raises:
-            ArgumentError: the policy saves nothing on preemption.
+            ArgumentError: the policy's `on_preemption` is False.
         """
         if self._preemption is None:
             raise ArgumentError(path="preempt", expected="a policy with on_preemption=True")
@@ -233,39 +231,39 @@ class RunSaver:
     ) -> SaveHandle | None:
         """Save the state if it is due. Call this after every training step.
 
-        While nothing is due, the call does not wait, not even for the device.
+        If the step is not due, the call does not wait, not even for devices.
 
         Args:
             state: the state after this step.
-            step: its number. Without it the first call asks the state, and each later one counts
-                one further.
-            metrics: numbers of this step.
-            labels: texts to keep with it, if it is saved.
-            extras: JSON to keep with it, if it is saved.
-            iterators: of training data, by name: their positions are saved with the step, if it is
-                saved; see `Checkpointer.save`. With `on_preemption` each call takes their
-                states: `close` may have to save this step after they have advanced.
-            deadline: how many seconds this call may take, if the state is saved. Past them the save
-                is refused, while the previous save and training go on. None waits while there is
-                progress: the call gives up on a store that does not answer for 90 s.
+            step: the step's number. If None, the first call reads it from the state, and each later
+                one adds 1.
+            metrics: numbers of this step, by name.
+            labels: texts to store with the step, by name.
+            extras: JSON to store with the step.
+            iterators: iterators of training data, by name, whose positions to store with the step;
+                see `Checkpointer.save`. With `on_preemption`, each call gets their states, since
+                `close` may have to save this step after they have advanced.
+            deadline: maximum seconds for this call if the state is saved. After that the save is
+                refused; the previous save and training go on. None waits while the previous save
+                makes progress; a store that does not respond for 90 s counts as no progress.
 
         Returns:
-            The save's handle, which may say superseded, or failed or refused if the process was
-            told to end and there was no time left; None if the step was not due.
+            The save's handle; None if the step is not due. The handle's state may be "superseded",
+            or, after preemption without enough time, "failed" or "refused".
 
         Raises:
-            SaveError: the previous save failed and no call has raised that yet, or it is still
-                under way at the deadline.
-            StoreUnavailableError: the store gives no answer in time.
-            ConfigError: from the first call, due or not: `load_state` could never load this state.
-            ArgumentError: the saver is closed, or the deadline is not above 0; or, from the first
-                call, due or not, `save_options` that this state can't be saved with.
-            Exception: as the state's `save_state`; the save was refused, and `last` says so.
+            SaveError: the previous save failed and no call has raised its error yet, or it is
+                still under way at the deadline.
+            StoreUnavailableError: the store does not respond in time.
+            ConfigError: in the first call, due or not: `load_state` could never load this state.
+            ArgumentError: the saver is closed, or the deadline is not above 0; or in the first
+                call, due or not: `save_state` refuses the `save_options` for this state.
+            Exception: `save_state` of the state failed; the save is refused, as `last` shows.
         """
         self._check_open()
         _check_deadline(deadline)
         before = self._due.previous
-        if before is None:  # now rather than at the first save, hours later
+        if before is None:  # check now: the first save may come hours later
             check_loadable(state)
             check_options(state, self._options)
         if step is not None:
@@ -290,7 +288,7 @@ class RunSaver:
         if reason is DueReason.PREEMPTION:
             return self._save_before_end(state, last)
         if reason is not None and not superseded:
-            with deadline_after(deadline):  # where one process has a refusal, this raises it on all
+            with deadline_after(deadline):  # a refusal on one process is raised on all
                 return self._save(state, last, reason)
         if refusal is not None:
             raise refusal
@@ -310,31 +308,30 @@ class RunSaver:
     ) -> SaveHandle:
         """Save the state regardless of the policy, such as the last one of training.
 
-        A step that was just saved, for example by `step`, is not saved again: for the same state
-        and no new arguments the call returns the handle of that save. It refuses anything else,
-        since a durable step does not change; with `overwrite=True` among the `save_options` it
-        saves the step anew.
+        If the previous save, for example by `step`, was of this step, the state and all arguments
+        must be the same: then nothing is saved, and the call returns the handle of that save. With
+        `overwrite=True` in the `save_options`, a different state or new arguments are saved, too.
 
         Args:
             state: the state.
-            step: its number, by default the state's.
-            metrics: numbers to keep with it.
-            labels: texts to keep with it.
-            extras: JSON to keep with it.
-            iterators: of training data, by name, whose positions to keep with it. An iterator that
-                the previous save had under this name is not new, wherever it is by now.
-            deadline: how many seconds this call may take; see `step`.
+            step: the step's number; None for the state's.
+            metrics: numbers to store with the step, by name.
+            labels: texts to store with the step, by name.
+            extras: JSON to store with the step.
+            iterators: iterators of training data, by name, whose positions to store with the step.
+                For the comparison with the previous save, only their names count.
+            deadline: maximum seconds for this call; see `step`.
 
         Returns:
-            The save's handle; that of the previous save if it was of this very state and step.
+            The handle of this save, or that of the previous save if nothing is saved.
 
         Raises:
-            SaveError: the previous save failed and no call has raised that yet, or it is still
-                under way at the deadline.
+            SaveError: the previous save failed and no call has raised its error yet, or it is
+                still under way at the deadline.
             StepExistsError: this step was just saved, with another state or other arguments.
-            StoreUnavailableError: the store gives no answer in time.
+            StoreUnavailableError: the store does not respond in time.
             ArgumentError: the saver is closed, or the deadline is not above 0.
-            Exception: as the state's `save_state`; the save was refused, and `last` says so.
+            Exception: `save_state` of the state failed; the save is refused, as `last` shows.
         """
         self._check_open()
         _check_deadline(deadline)
@@ -355,11 +352,11 @@ class RunSaver:
     def close(self) -> None:
         """Wait for the save under way, and release the run's lease.
 
-        If the process was told to end since the last `step`, this first saves the current step, if
-        its state is still alive.
+        If the process was signalled to end since the last `step`, this first saves the current
+        step, if its state still exists.
 
         Raises:
-            SaveError: the last save failed, and no call has raised that yet.
+            SaveError: the last save failed, and no call has raised its error yet.
         """
         self._close(saving=True)
 
@@ -372,10 +369,10 @@ class RunSaver:
         extras: Mapping[str, Any] | None,
         iterators: Mapping[str, Any] | None,
     ) -> tuple[Options, StorageError | None]:
-        """Return a step's own arguments of `save_state`, and the error of unsavable iterators.
+        """Return a step's arguments of `save_state`, and the error if iterators can't be saved.
 
-        The dicts are copied, since the loop may change its own before `close` has to save them.
-        Iterators are included only if there are any.
+        The dicts are copied, since the caller may change them before `close` has to save them.
+        Iterators are left out if None.
         """
         options: Options = {
             "metrics": _copied(metrics),
@@ -403,9 +400,9 @@ class RunSaver:
         return begun is not None and self._begun_at is last and begun.state in _KEPT
 
     def _unsaved_parts(self, state: Saveable, options: Options) -> list[str]:
-        """Return the parts that the previous save did not store, such as "metrics 'loss'"."""
+        """Return the differences from the previous save, such as "metrics 'loss'"; may be empty."""
         marks, leaves = self._saved_leaves, jax.tree.leaves(state)
-        # The state is the one before if it consists of the very leaves that gave these marks.
+        # The state is the previous one if it has the very leaves of these marks.
         is_same = len(leaves) == len(marks) and all(
             mark() is leaf if isinstance(mark, weakref.ref) else _is_equal(mark, leaf)
             for mark, leaf in zip(marks, leaves, strict=True)
@@ -453,15 +450,15 @@ class RunSaver:
             raise
         handle.reason = reason
         self._saved_leaves = [_mark(leaf) for leaf in jax.tree.leaves(state)]
-        self._at = self._begun_at = last  # one that was saved by hand may be further than `step`
+        self._at = self._begun_at = last  # `save` may have saved a later step than the last `step`
         record_started(handle)
         if number is None:
-            self._due.previous = handle.step  # calls may have been left out
+            self._due.previous = handle.step  # the caller may not have called `step` for each step
         self._last = self._begun = handle
         handle.when_done(record_outcome)
 
         def follow_up(ended: SaveHandle) -> None:
-            """Record the metrics of the save, and start retention, in the background."""
+            """Count the metrics of a durable save, and start retention; in the background."""
             if ended.state is not SaveState.DURABLE:
                 return
             self._due.saved(metrics)
@@ -472,7 +469,7 @@ class RunSaver:
         return handle
 
     def _refused(self, error: Exception, number: int | None) -> SaveHandle:
-        refused = vars(error).get("save")  # of the checkpointer; some errors are raised again
+        refused = vars(error).get("save")  # set by the checkpointer; may be an older save's
         if isinstance(refused, SaveHandle) and refused is not self._last:
             return refused
         step = self._due.previous if number is None else number
@@ -483,11 +480,11 @@ class RunSaver:
 
         Args:
             state: the current state; None if it no longer exists.
-            last: what the last `step` or `save` got.
+            last: the record of the last `step` or `save`.
 
         Returns:
-            The handle of the step's save, which may have begun before; abandoned or failed if it
-            was not durable in time. None if the step was not saved, because its state is gone.
+            The handle of the step's save, which may have begun before; its state is "failed" if it
+            was not durable in time. None if the step was not saved, as its state is gone.
         """
         self._stops = True
         announced_at = self._preemption.at if self._preemption is not None else None
@@ -507,9 +504,9 @@ class RunSaver:
                 logger.warning("preempted after step %d, whose state is gone: not saved", current)
                 return None
             if before is not None:
-                with suppress(Exception):  # its failure is in the log; it must not cost this one
+                with suppress(Exception):  # its failure is logged, and must not prevent this save
                     before.wait(0)
-            # From a timer: the call itself is blocked and can't log that it comes too late.
+            # A timer logs it: this thread may be blocked past the deadline.
             text = "preempted: the save of step %d to %s could not begin in time"
             left = deadline - time.monotonic()
             late = threading.Timer(left, logger.error, (text, current, self.uri))
@@ -531,7 +528,7 @@ class RunSaver:
         return self._begun
 
     def _abandon(self, handle: SaveHandle) -> None:
-        """Abandon a save that has run out of time, and let the process end without it."""
+        """Abandon a save that was not durable in time; the process will not wait for it at exit."""
         seconds = self.policy.deadline_seconds
         if handle.abandon(f"it was not durable {seconds:g} s after the process was told to end"):
             record_outcome(handle)
@@ -634,7 +631,7 @@ def _check_deadline(seconds: Any) -> None:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of the JSON containers; the values in them are not copied."""
+    """Return a copy of a value's dicts, lists and tuples; other values are not copied."""
     if isinstance(value, Mapping):
         return {key: _copied(member) for key, member in value.items()}
     return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value

@@ -1,9 +1,8 @@
-"""Loading training states: from a run's checkpoint onto any mesh, or from Hugging Face weights.
+"""Load of training states: from a run's checkpoint onto any mesh, or from Hugging Face weights.
 
 A load first builds the target without arrays: the model from its stored config, the optimizer
-state from the optimizer by `jax.eval_shape`. The target says where each leaf goes. Then every leaf
-is read straight to its place; each process reads only what its devices hold. A checkpoint that does
-not fit the target raises one error that lists every leaf of every item.
+state by `jax.eval_shape`, and a sharding for each leaf. If the checkpoint does not fit the target,
+one error lists all differences. Then each process reads what its devices hold, straight into place.
 """
 
 import os
@@ -66,9 +65,9 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 def is_pretrained(reference: str | os.PathLike[str]) -> bool:
     """Return whether a reference names Hugging Face weights rather than a checkpoint of a run.
 
-    Hugging Face weights are a GGUF file, a folder (here or in a store) with a config.json that is
-    no run, or a repository of the hub ("hf://owner/name"). A bare "owner/name" is a path: a
-    misspelt path must not become a request to the hub.
+    Hugging Face weights are a GGUF file, a folder (local or in a store) with a config.json that is
+    no run, or a hub repository ("hf://owner/name"). "owner/name" is a path, so that a misspelt path
+    does not cause a request to the hub.
     """
     text = os.fspath(reference)
     if text.endswith(".gguf") or text.startswith(HUB_SCHEME):
@@ -107,7 +106,7 @@ def load_easydel_state(
     Raises:
         FileNotFoundError: if there is no such run, alias, step or folder.
         ValueError: if arguments contradict each other or the checkpoint does not fit.
-        CorruptionError: if stored bytes fail their check.
+        CorruptionError: if stored bytes fail their checksum.
     """
     if is_pretrained(reference):
         return _from_pretrained(state_class, reference, options)
@@ -193,19 +192,19 @@ def load_module(
     *,
     expected_class: type[Any] | None = None,
 ) -> Any:
-    """Load only the model of a run's checkpoint.
+    """Return only the model of a run's checkpoint.
 
-    If the step was saved with `merge_lora=True`, this loads the merged model.
+    If the step was saved with `merge_lora=True`, this is the merged model.
 
     Args:
         reference: the run, or one of its checkpoints.
-        options: those of a load; the ones about the optimizer do nothing here.
-        expected_class: a class that the model must be of.
+        options: arguments of the load; those about the optimizer have no effect.
+        expected_class: class that the model must be an instance of; None for any.
 
     Raises:
         FileNotFoundError: if there is no such run, alias or step.
         ValueError: if arguments contradict each other or the checkpoint does not fit.
-        CorruptionError: if stored bytes fail their check.
+        CorruptionError: if stored bytes fail their checksum.
     """
     if options.iterators:
         raise ArgumentError(
@@ -237,12 +236,12 @@ def load_module(
 
 
 def load_optimizer_into(state: Any, reference: str | os.PathLike[str]) -> Any:
-    """Return a state with the optimizer state of a checkpoint, placed like its parameters.
+    """Return a state with the optimizer state of a checkpoint, sharded like its parameters.
 
     Raises:
-        OptimizerNotFoundError: if the checkpoint holds none (FileNotFoundError).
+        OptimizerNotFoundError: if the checkpoint has no optimizer state; it is a FileNotFoundError.
         OptimizerError: if the state has no optimizer and the checkpoint does not describe one.
-        TreeMismatchError: if the stored optimizer state does not fit; lists every leaf.
+        TreeMismatchError: if the stored optimizer state does not fit; lists all differences.
     """
     _refuse_pickle(reference)
     checkpoint = StoredCheckpoint.open(reference)
@@ -264,7 +263,7 @@ def load_optimizer_into(state: Any, reference: str | os.PathLike[str]) -> Any:
 
 
 def _agreed_target(checkpoint: StoredCheckpoint, options: LoadOptions) -> Any:
-    """Return the target model, once every process has built one and all are alike."""
+    """Return the target model, after a check that it is the same on all processes."""
     return agreement.all_or_none(
         _target_model,
         checkpoint,
@@ -275,7 +274,7 @@ def _agreed_target(checkpoint: StoredCheckpoint, options: LoadOptions) -> Any:
 
 
 def _target_model(checkpoint: StoredCheckpoint, options: LoadOptions) -> Any:
-    """Return the model without arrays: shape, dtype and sharding of every leaf to load."""
+    """Return the model to load, whose leaves have shapes, dtypes and shardings, but no arrays."""
     meta = checkpoint.meta
     if meta.get("config") is None or meta.get("model_class") is None:
         raise UnknownModelError(
@@ -294,7 +293,7 @@ def _target_model(checkpoint: StoredCheckpoint, options: LoadOptions) -> Any:
     stored = dict(meta.get("module") or {})
     settings = {**stored, **options.settings(stored)}
     if quantizes(checkpoint, options.quantization):
-        # Once without arrays: what the arguments ask for must be possible before anything is read.
+        # Quantize it without arrays once, to raise errors before anything is read.
         quantization = options.quantization.settings.to_dict()
         abstract_model(model_class, config, {**settings, "quantization": quantization})
     model = abstract_model(model_class, config, settings)
@@ -333,7 +332,11 @@ def _with_param_dtype(tree: Any, param_dtype: Any) -> Any:
 def _optimizer(
     checkpoint: StoredCheckpoint, options: LoadOptions, *, needed: bool
 ) -> tuple[Any, Any]:
-    """Return the optimizer and its description; (None, None) if none is given, stored or needed."""
+    """Return the optimizer and its description; (None, None) if there is none, given or stored.
+
+    Raises:
+        OptimizerError: if there is none and it is needed.
+    """
     tx, tx_init = given_optimizer(options.tx, options.tx_init)
     if tx is not None:
         return tx, tx_init
@@ -386,7 +389,7 @@ def _from_pretrained(
 
 
 def _naming_the_hub(error: RunNotFoundError, reference: str | os.PathLike[str]) -> RunNotFoundError:
-    """Return the error; its next step names the hub's repository that could be meant."""
+    """Return the error, with a next step that names the hub repository that may be meant."""
     if not may_be_hub_id(reference):
         return error
     text = os.fspath(reference)
@@ -427,10 +430,10 @@ def _refuse_pickle(reference: str | os.PathLike[str]) -> None:
 
 
 def _trainable(checkpoint: StoredCheckpoint, model: Any) -> Any:
-    """Return the filter of the trained variables: that of the saved state, else the model's.
+    """Return an NNX filter of the trained variables: those of the saved state, else the model's.
 
     Raises:
-        ArgumentError: the model lacks some of them, as when it is quantized while loading.
+        ArgumentError: the model lacks some of these, for example because it is quantized.
     """
     stored = checkpoint.meta.get("trainable")
     if stored is None:
@@ -454,6 +457,6 @@ def _in_its_memory(leaf: Any, place: Any) -> Any:
 
 
 def _abstract(leaf: Any) -> Any:
-    # What JAX may move has no place of its own.
+    # An uncommitted array's sharding is no requirement.
     place = getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)

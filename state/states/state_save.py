@@ -1,9 +1,9 @@
 """Contents of a saved training state, for `EasyDeLState` and `TrainState`.
 
-A checkpoint has the items `model` (every variable of the module, parameters and others alike),
-`optimizer` and `fields` (what a subclass adds), as nested dicts by path. Its `meta` is JSON that
-says how to rebuild the state around them. A model with adapters may have the item `merged` too: the
-same model with its adapters merged.
+A checkpoint has the items `model` (all variables of the module), `optimizer` and `fields` (those
+that a subclass adds), as nested dicts. Its `meta` is the JSON that a load needs to rebuild the
+state. For a model with adapters there may also be the item `merged`: the model with the adapters
+merged into its weights.
 """
 
 import functools
@@ -60,7 +60,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class StateSaveOptions(SaveOptions):
-    """Options of `EasyDeLState.save_state`, which describes each."""
+    """Options of `EasyDeLState.save_state`; its docstring describes each."""
 
     float_dtype: Any = None
     verbose: bool = True
@@ -74,7 +74,7 @@ class StateSaveOptions(SaveOptions):
 
 
 class SkippedSave(SaveHandle):
-    """Handle of a save that `enable=False` left out: done, nothing stored, attempt 0."""
+    """Handle of a save with `enable=False`: it has ended, nothing is stored, its attempt is 0."""
 
     def __init__(self, *, step: int, uri: StoreURI) -> None:
         super().__init__(step=step, attempt=0, uri=uri)
@@ -93,15 +93,15 @@ def save_easydel_state(
     Args:
         state: an `EasyDeLState`.
         save_directory: the run.
-        options: those of `save_state`.
+        options: options of `save_state`.
 
     Raises:
         TreeStructureError: if the model differs from its config and `mismatch_allowed=False`.
-        ConfigError: if `load_state` could never load it.
-        ArgumentError: if an argument is not what it must be, or not the same on every process.
-        StorageError: if the store refuses the save.
+        ConfigError: if `load_state` could never load the state.
+        ArgumentError: if an argument is invalid, or differs between processes.
+        StorageError: if the save fails.
     """
-    with pause_gc():  # which would look at all that is made here, and find nothing
+    with pause_gc():  # a collection would visit all objects made here and free none
         items: Mapping[str, Any] | None
         described, leaves, items = describe(
             state, optimizer=bool(options.save_optimizer) and state.opt_state is not None
@@ -154,21 +154,24 @@ def _check_adapters(model: Any) -> None:
 
 
 def _merged(model: Any, float_dtype: Any) -> Any:
-    """Merge the adapters of a model in place; return its variables."""
+    """Merge the adapters of a model in place; return its variables.
+
+    They are cast to `float_dtype` unless it is None.
+    """
     tree = nnx.state(model.unwrap_lora_to_layers())
     return tree if float_dtype is None else cast_parameters(tree, float_dtype)
 
 
 def check_loadable(state: Any) -> None:
-    """Raise what the first save would raise for a state that no load could rebuild.
+    """Check, before the first save, that `load_state` will be able to load this state.
 
     A TrainState can always be loaded.
 
     Raises:
-        ConfigError: if the state's model can't be built from what is stored of it.
+        ConfigError: if the model could not be rebuilt from its stored description.
     """
     if hasattr(state, "graphstate"):
-        # As the first save describes it, which then need not do so again.
+        # The description is cached for the first save.
         described, _, items = describe(state, optimizer=state.opt_state is not None)
         tree = (
             nnx.merge_state(state.graphstate, state.graphother) if items is None else items["model"]
@@ -179,10 +182,11 @@ def check_loadable(state: Any) -> None:
 
 
 def check_options(state: Any, options: Mapping[str, Any]) -> None:
-    """Raise what the first save would raise for arguments that this state can't be saved with.
+    """Check, before the first save, options for the state's `save_state`.
 
     Raises:
-        ArgumentError: if `save_state` does not take one, or `merge_lora` has nothing to merge.
+        ArgumentError: if `save_state` has no such argument, or `merge_lora` is given and there are
+            no adapters.
     """
     try:
         own = {"step": None, "metrics": None, "labels": None, "extras": None}
@@ -207,19 +211,20 @@ def store(
     leaves: Sequence[Any],
     merged: Callable[[], Any] | None = None,
 ) -> SaveHandle:
-    """Hand items and meta to the run's checkpointer. Every kind of state is saved through here.
+    """Start a save of any kind of state with the run's checkpointer; return its handle.
 
     Args:
         state_step: the state's step.
         save_directory: the run.
         items: trees by name.
-        options: those of `save_state`, with the meta that `load_state` reads.
-        leaves: of all items.
-        merged: makes the item `merged`, once all processes are known to take part in it.
+        options: options of `save_state`, with the meta that `load_state` reads.
+        leaves: all leaves of the items.
+        merged: function that returns the tree of the item `merged`; called after all processes
+            have agreed to save. None without that item.
 
     Raises:
-        ArgumentError: if an argument is not what it must be, or not the same on every process.
-        StorageError: if the store refuses the save.
+        ArgumentError: if an argument is invalid, or differs between processes.
+        StorageError: if the save fails.
     """
     dtype = options.float_dtype
 
@@ -284,7 +289,7 @@ def store(
 
 
 def _flag(name: str, value: Any) -> bool:
-    """Return the flag as a bool; refuse other types, since "false" would be true."""
+    """Return a flag as a bool; raise ArgumentError for other types, as the text "false" is true."""
     if not isinstance(value, bool | np.bool_):
         raise ArgumentError(
             path=f"save_state: {name}",
@@ -328,9 +333,9 @@ def _number(state_step: Any) -> int:
 
 
 def cast_parameters(tree: Any, dtype: Any) -> Any:
-    """Return a model's tree with its floating parameters in another dtype, placed as before.
+    """Return a model's tree with its floating parameters cast to a dtype; shardings stay the same.
 
-    Quantized weights stay as they are, their floating parts too.
+    Quantized weights are not cast.
 
     Raises:
         ArgumentError: if the dtype is not a floating one.

@@ -1,4 +1,4 @@
-"""Storage of a training state: the part of EasyDeLState that saves and loads."""
+"""Saves and loads of a training state, as a mixin of EasyDeLState."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -47,58 +47,60 @@ class StateStorageMixin:
         deadline: float | None = None,
         merge_lora: bool = False,
     ) -> SaveHandle:
-        """Save the state as a checkpoint of a run; return as soon as the state may change again.
+        """Save the state as a checkpoint of a run; return once the arrays may be donated.
 
-        Every process takes part. One save is in flight at a time: the next one waits for it. A
-        failure in the background is raised by the next save, by `wait()`, or at the end of the
+        All processes must call this. One save is in flight at a time: the next one waits for it. A
+        failure in the background is raised by the next save, by `wait()`, or at the exit of the
         process, which waits until the save is durable.
 
         Args:
             save_directory: URI or path of the run; the first save creates it.
-            float_dtype: dtype to store floating parameters in; None keeps theirs. Optimizer state
-                and added fields keep their dtypes.
-            verbose: say on stderr what is saved and when it is durable.
+            float_dtype: dtype to store floating parameters in; None keeps their dtypes. Optimizer
+                state and added fields always keep theirs.
+            verbose: whether to print progress to stderr.
             mismatch_allowed: False raises if the model differs from what its config describes.
-            save_optimizer: store the optimizer state too, if there is one.
-            enable: False skips this save; None and True save.
-            step: number of the checkpoint, by default the state's step. If you pass it, the call
-                does not wait for the device to finish that step.
-            wait: return only once the checkpoint is durable.
-            overwrite: replace this step, and supersede later ones.
-            metrics: numbers to keep with the checkpoint.
-            labels: texts to keep with the checkpoint.
-            extras: JSON that `load_state` gives back as `state.extras`.
-            iterators: of training data, by name: their positions are saved with the step, for
+            save_optimizer: whether to store the optimizer state, if there is one.
+            enable: False saves nothing; None and True save.
+            step: number of the checkpoint; None for the state's step. If you pass it, the call
+                does not wait for the device to finish that training step.
+            wait: whether to return only once the checkpoint is durable.
+            overwrite: allow a step that is not above the latest: replace it, and supersede later
+                ones.
+            metrics: numbers to store with the checkpoint, by name.
+            labels: texts to store with the checkpoint, by name.
+            extras: JSON to store with the checkpoint; a loaded state has it as `state.extras`.
+            iterators: iterators of training data, by name, whose positions to store for
                 `load_state(iterators=...)`; see `Checkpointer.save`.
             compression: "zstd" stores floating weights in about a tenth less space and takes
                 several times as long; None stores the bytes as they are.
-            deadline: how many seconds this call may take: for the previous save, for the store,
-                and with `wait` for the checkpoint to be durable. Past them it raises, and the
-                previous save goes on. None waits while there is progress: the call gives up on a
-                store that does not answer for 90 s.
-            merge_lora: store the model with its adapters merged too, beside the model, the adapters
-                and the optimizer state. `load_state` continues from the latter; `from_pretrained`
-                and exports take the merged model. This call computes the merged weights, and they
-                stay in memory until they are written.
+            deadline: maximum seconds for this call: for the previous save, for the store, and with
+                `wait` until the checkpoint is durable. After that it raises, and the previous save
+                goes on. None waits while the previous save makes progress; a store that does not
+                respond for 90 s counts as no progress.
+            merge_lora: whether to store also the model with its adapters merged. `load_state` loads
+                the model, adapters and optimizer state; `from_pretrained` and exports use the
+                merged model. The merged weights are computed in this call, and need memory until
+                they are written.
 
         Returns:
             A handle with `wait()`, `done`, `error`, `step` and `uri`.
 
         Raises:
-            StepExistsError: if the run has this step or a later one, and not `overwrite`.
+            StepExistsError: if the run has this step or a later one, and `overwrite` is False.
             TreeStructureError: if the model differs from its config and `mismatch_allowed=False`.
-            ConfigError: if `load_state` could never load it, such as for a config whose
-                `model_type` is unknown. An error that only building the model shows fails the first
-                save (SaveError from `wait`); each later save raises it here.
+            ConfigError: if `load_state` could never load the state, for example because the
+                config's `model_type` is unknown. If this is only found by building the model, in
+                the background, the first save fails (`wait` raises SaveError), and each later call
+                raises ConfigError.
             UnsupportedFormatError: if `compression` is unknown.
             UnsupportedLeafError: if the state of an iterator can't be stored.
-            ArgumentError: if `extras` is not JSON, if a flag is no bool, if `merge_lora` comes
-                without adapters or with adapters that can't be merged, or if `enable`, `step`,
-                `labels`, `extras` or another argument differs between processes; on every process.
-                `metrics` may differ: those of process 0 are stored.
+            ArgumentError: if `extras` is not JSON, if a flag is no bool, if `merge_lora` is given
+                and there are no adapters or they can't be merged, or if arguments other than
+                `metrics` differ between processes; raised on every process. Of `metrics`, those of
+                process 0 are stored.
             SaveError: if the previous save failed, or is still under way at the deadline.
-            StoreUnavailableError: if the store gives no answer in time; nothing is saved.
-            TimeoutError: with `wait`, if it is not durable at the deadline; the save goes on.
+            StoreUnavailableError: if the store does not respond in time; nothing is saved.
+            TimeoutError: with `wait`, if the step is not durable at the deadline; the save goes on.
         """
         options = StateSaveOptions(
             float_dtype=float_dtype,
@@ -149,59 +151,62 @@ class StateStorageMixin:
     ) -> Self:
         """Load a state from a run's checkpoint, or from Hugging Face weights.
 
-        `LoadOptions` describes each argument in full. Besides those below there are `step`,
-        `damaged` ("refuse", or "skip" to resume from the newest sound step if the latest is known
-        to be damaged), `tx`, `tx_init`, `optimizer` ("require" or "skip"), `fields`, `mesh`,
-        `model_class`, `iterators` (set in place to their saved positions), and for the hub
-        `revision`, `token` and `local_files_only`.
+        `LoadOptions` describes all arguments in full. Further ones are `step`, `damaged` ("refuse",
+        or "skip" to resume from the newest undamaged step if the latest has a record of damage),
+        `tx`, `tx_init`, `optimizer` ("require" or "skip"), `fields`, `mesh`, `model_class`,
+        `iterators` (set in place to their saved positions), and for the hub `revision`, `token` and
+        `local_files_only`.
 
         Args:
             load_directory: "run" (its latest step), "run@alias", "run/steps/N", each a path or a
                 URI; a Hugging Face folder, a GGUF file, or "hf://owner/name" for the hub.
-            device: where everything goes if it is not sharded: a device, or a platform such as
-                "cpu"; None is this process's default device.
-            dtype: dtype of the computation; None keeps the stored one.
-            param_dtype: a dtype casts floating leaves; None keeps the stored ones, and makes those
-                of Hugging Face weights float32.
-            precision: of matrix products; None keeps the stored one.
-            sharding_axis_dims: devices along each mesh axis.
-            sharding_dcn_axis_dims: slices, or else processes, along each mesh axis;
-                `sharding_axis_dims` are then those of one slice.
+            device: the device for all leaves if nothing is sharded: a device, or a platform such
+                as "cpu"; None for this process's default device.
+            dtype: dtype of the computation; None for the stored one.
+            param_dtype: dtype to cast floating leaves to; None keeps the stored dtypes, but makes
+                Hugging Face weights float32.
+            precision: precision of matrix multiplications; None for the stored one.
+            sharding_axis_dims: number of devices along each mesh axis.
+            sharding_dcn_axis_dims: number of slices along each mesh axis, or of processes if
+                devices have no slices; `sharding_axis_dims` are then devices of one slice.
             sharding_axis_names: names of the mesh axes.
-            partition_axis: a PartitionAxis: which mesh axes carry which logical axis.
-            shard_attention_computation: False keeps heads and tokens of attention whole on every
-                device.
-            shard_fns: functions, by the path of a leaf, each of which places its leaf.
+            partition_axis: mesh axes of each logical axis, a PartitionAxis; None for the stored
+                one.
+            shard_attention_computation: False replicates heads and tokens in attention.
+            shard_fns: functions by the path of a leaf, each of which returns its leaf with another
+                sharding.
             backend: the devices to load onto: "cpu", "gpu" or "tpu".
-            platform: the same, or "jax" for whatever there is.
+            platform: the same, or "jax" for JAX's default devices.
             config_kwargs: fields of the model's config to change.
-            model_task: AUTO_BIND, or what the model class must be for.
-            auto_shard_model: shard over the mesh of `sharding_axis_dims`.
-            partition_rules: pairs of a regular expression and a PartitionSpec.
-            quantization_platform: where weights are quantized: None, "jax", or the platform in
-                use; the numbers are the same on each.
-            quantization_method: "nf4", "8bit", "a8bit", "a8q", "a4q" or "aqt": quantize while
-                loading, a few weights at a time. The result is what loading and then
-                `model.quantize` gives. The optimizer state of float weights must be left out
-                (optimizer="skip"); that of adapters stays. None keeps what is stored.
-            quantization_block_size: inputs that share a scale, -1 for all of them.
+            model_task: AUTO_BIND, or the task that the model class must have.
+            auto_shard_model: whether to shard over the mesh of `sharding_axis_dims`.
+            partition_rules: pairs of a regular expression and a PartitionSpec; None for the
+                config's rules, else those that follow from the model's axis names.
+            quantization_platform: platform that quantizes weights: None, "jax", or the platform in
+                use; the values are the same on each.
+            quantization_method: "nf4", "8bit", "a8bit", "a8q", "a4q" or "aqt": quantize weights
+                while loading, a few at a time, with the same result as `model.quantize` after
+                loading. A stored optimizer state of floating weights must then be skipped
+                (optimizer="skip"); that of adapters is loaded. None quantizes nothing.
+            quantization_block_size: number of inputs that share a scale, -1 for all of them.
             quantization_pattern: regular expression, searched in the "/"-joined path of each
                 layer; None for all layers.
-            quantize_tensors: False is the explicit form of no quantization_method, and contradicts
-                one.
-            verbose: say on stderr what is loaded.
-            **kwargs: the arguments named above; any other is refused, with the known one that it
-                is like.
+            quantize_tensors: False says explicitly that nothing is quantized; then a
+                `quantization_method` is refused.
+            verbose: whether to print progress to stderr.
+            **kwargs: the further arguments named above; any other name raises an error that
+                suggests a similar one.
 
         Returns:
-            The state; its `extras` are what the save kept.
+            The state; its `extras` are those of the save.
 
         Raises:
-            StepDamagedError: if no step is named and the latest is damaged; it names one to load.
+            StepDamagedError: if no step is named and the latest is damaged; names one to load.
             FileNotFoundError: if there is no such run, alias, step or folder.
-            ValueError: if arguments contradict each other or cannot act, or if the checkpoint does
-                not fit the model, the optimizer and the iterators; all that differs is listed.
-            CorruptionError: if stored bytes fail their check.
+            ValueError: if arguments contradict each other or can't take effect, or if the
+                checkpoint does not fit the model, the optimizer or the iterators; all differences
+                are listed.
+            CorruptionError: if stored bytes fail their checksum.
         """
         arguments = LoadOptions.checked(
             kwargs,
@@ -245,16 +250,17 @@ class StateStorageMixin:
         tx_init: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> Self:
-        """Return a fresh state, at step 0, around a model from its `from_pretrained`.
+        """Return a new state, at step 0, of a model with pretrained weights.
 
         Args:
             source: a Hugging Face folder, a GGUF file, a hub id ("owner/name", "hf://owner/name"),
                 or a checkpoint of a run.
-            model_class: class of the model, by default the one decoder (or the one stored).
-            tx: an optimizer, whose state is initialized; by default that of `tx_init`.
+            model_class: class of the model; None for `DecoderForCausalLM`, or for a checkpoint the
+                stored one.
+            tx: the optimizer, whose state is initialised; None for that of `tx_init`, if given.
             tx_init: JSON that rebuilds `tx`.
-            **arguments: those of the model's `from_pretrained`, or of `load_state` for a
-                checkpoint.
+            **arguments: arguments of the model's `from_pretrained`; for a checkpoint, of
+                `load_state`.
         """
         if is_pretrained(source) or may_be_hub_id(source):
             model = module_class(model_class or shipped_decoder()).from_pretrained(
@@ -275,29 +281,32 @@ class StateStorageMixin:
     ) -> Self:
         """Load the latest checkpoint of a run, or create a first state if the run has none yet.
 
-        The same line serves the first start of a job and every restart.
+        A job can call this at its first start and at every restart.
 
         Args:
             uri: the run, or a checkpoint of it.
-            create: makes the first state.
-            **arguments: those of `load_state`.
+            create: function that returns the first state.
+            **arguments: arguments of `load_state`.
 
         Raises:
-            StepDamagedError: as `load_state`; `damaged="skip"` resumes from the newest sound step.
-            FileNotFoundError: as `load_state`, but not for a run without any checkpoint.
-            ValueError: as `load_state`; or the folder is no run, and holds other checkpoints.
-            CorruptionError: as `load_state`; or lost records of the run leave open what was saved.
+            StepDamagedError: the latest step is damaged; `damaged="skip"` resumes from the newest
+                undamaged step.
+            FileNotFoundError: as in `load_state`, except for a run without checkpoints.
+            ValueError: as in `load_state`; or the folder is no run, but has other checkpoints.
+            CorruptionError: as in `load_state`; or records of the run are lost, so that it can't
+                be known whether there are checkpoints.
         """
         return cls.load_state(uri, **arguments) if run_has_saved(uri) else create()
 
     def load_optimizer(self, load_directory: str | os.PathLike[str]) -> Self:
-        """Return the state with the optimizer state of a checkpoint, placed like its parameters.
+        """Return the state with the optimizer state of a checkpoint, sharded like its parameters.
 
         Raises:
-            OptimizerNotFoundError: if the checkpoint holds none (FileNotFoundError).
-            NotFoundError: if there is no such checkpoint (FileNotFoundError).
-            ArgumentError: if the folder holds pickle files; they are never read.
-            TreeMismatchError: if the stored optimizer state does not fit; lists every leaf.
+            OptimizerNotFoundError: if the checkpoint has no optimizer state; it is a
+                FileNotFoundError.
+            NotFoundError: if there is no such checkpoint; it is a FileNotFoundError.
+            ArgumentError: if the folder has pickle files, which are never read.
+            TreeMismatchError: if the stored optimizer state does not fit; lists all differences.
         """
         loaded: Self = load_optimizer_into(self, load_directory)
         return loaded
@@ -306,13 +315,14 @@ class StateStorageMixin:
         """Return the state's weights as PyTorch tensors, by their names in `transformers`.
 
         Args:
-            float_dtype: cast floating weights to this, and make quantized ones floating again.
+            float_dtype: dtype to cast floating weights to; quantized weights are dequantized to
+                it. None keeps the dtypes.
 
         Raises:
             ArgumentError: PyTorch is not installed.
             ConversionError: the model has adapters, or is quantized and there is no `float_dtype`.
         """
-        # Not `state.model`: what its user did to that module is not in the state.
+        # Not `state.model`: the user may have changed that module, but not the state.
         whole: Any = self
         weights: dict[str, Any] = whole.merge(whole.graphstate).to_torch(float_dtype=float_dtype)
         return weights
@@ -321,7 +331,7 @@ class StateStorageMixin:
         """Return the state's weights as a `transformers` model, in evaluation mode.
 
         Args:
-            float_dtype: as in `to_torch`.
+            float_dtype: dtype to cast floating weights to, as in `to_torch`.
 
         Raises:
             ArgumentError: transformers or PyTorch is not installed.

@@ -16,9 +16,9 @@ def state_table(title: str, parts: Mapping[str, Any], facts: Iterable[tuple[str,
     """Return a state as HTML.
 
     Args:
-        title: Name of the state.
-        parts: Its trees by name; one without leaves is left out.
-        facts: Further rows for the head of the table.
+        title: title of the table.
+        parts: the state's trees by name; trees without leaves are left out.
+        facts: further rows, (name, value), for the head of the table.
     """
     leaves_of = {name: named_leaves(tree) for name, tree in parts.items()}
     leaves = [(name, leaf) for name, part in leaves_of.items() for leaf in part]
@@ -42,7 +42,7 @@ def state_table(title: str, parts: Mapping[str, Any], facts: Iterable[tuple[str,
 
 
 def _cells(leaf: Any) -> tuple[object, ...]:
-    """Return the cells of a leaf from its type alone, which traced and donated leaves have too."""
+    """Return the cells of a leaf's row. No values are read, so traced and donated leaves work."""
     shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
     if shape is None or dtype is None:
         return type(leaf).__name__, "", None, None, None

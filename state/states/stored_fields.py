@@ -1,8 +1,8 @@
 """Stored form of the fields that a subclass of `EasyDeLState` adds, and the targets to load them.
 
-A checkpoint holds their leaves as the item `fields`. Its meta holds the containers around them as
-far as JSON can name them: dicts, lists, tuples, None, and trees of the same structure as one of the
-state's own. Only other containers, such as the tuples of Optax, need a target to be loaded.
+A checkpoint has their leaves as the item `fields`. Its meta describes their containers, if JSON
+can: dicts, lists, tuples, None, and trees of the same structure as `graphstate`, `graphother` or
+`opt_state`. Fields with other containers, such as Optax's tuples, need a target to be loaded.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,16 +42,16 @@ def field_forms(state: Any) -> dict[str, Any]:
 def field_targets(
     checkpoint: StoredCheckpoint, abstract: Any, fields: FieldTargets
 ) -> dict[str, Any]:
-    """Return the target of each added field that the checkpoint has, or that was given.
+    """Return the target of each added field that the checkpoint has, or that has a given target.
 
     Args:
         checkpoint: the checkpoint.
-        abstract: a state without arrays, its leaves placed; its added fields count for nothing.
+        abstract: the state without arrays, with shardings; its added fields are not used.
         fields: the argument `fields` of the load.
 
     Raises:
-        ArgumentError: targets are given that are no fields, or are needed and not given.
-        TreeMismatchError: the checkpoint has other fields than the class; all are listed.
+        ArgumentError: a target has no field, or a target is missing that is needed.
+        TreeMismatchError: checkpoint and class have different fields; all are listed.
     """
     if isinstance(fields, str):
         if fields == "skip":
@@ -108,7 +108,7 @@ def _leaf_form(leaf: Any) -> str:
 
 
 def _unknown(form: Any) -> list[str]:
-    """Return the names of the containers in a form that JSON can't rebuild."""
+    """Return the names of those containers in a form that can't be rebuilt from JSON."""
     if not isinstance(form, Mapping):
         return []
     ((kind, content),) = form.items()
@@ -142,7 +142,7 @@ def _built(form: Any, abstract: Any, name: str) -> Any:
 
 
 def _stored_in_place_of(leaf: Any) -> Any:
-    # Another dtype than the model's is the field's own; keys are of one kind.
+    # The field's dtype may differ from the model's; PRNG keys have the model's.
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_key_dtype(leaf.dtype) else "array"
 
 
@@ -186,7 +186,7 @@ def _at(leaf: Any, place: Any) -> Any:
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return leaf
     own = leaf.sharding
-    # Beside parameters on a mesh, one device is no place.
+    # If parameters are on a mesh, a single-device sharding does not count.
     if own is not None and (isinstance(own, NamedSharding) or not isinstance(place, NamedSharding)):
         place = own
     return jax.ShapeDtypeStruct(
@@ -195,10 +195,10 @@ def _at(leaf: Any, place: Any) -> Any:
 
 
 def static_values(abstract: Any, fields: FieldTargets) -> dict[str, Any]:
-    """Return the values that a load's argument `fields` gives for static fields.
+    """Return the values of static fields, by name, from the argument `fields` of a load.
 
     Raises:
-        ArgumentError: it names what are no fields.
+        ArgumentError: `fields` has names that are no fields.
     """
     if isinstance(fields, str):
         return {}
@@ -250,7 +250,7 @@ def _check_names(
 
 
 def _is_empty(entry: Any) -> bool:
-    """Return whether a field's default has no leaves: using it then invents no values."""
+    """Return whether a field has a default without leaves, which a load can use."""
     if entry.default_factory is not MISSING:
         return not jax.tree.leaves(entry.default_factory())
     return entry.default is not MISSING and not jax.tree.leaves(entry.default)

@@ -39,20 +39,22 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
             batch_stats: Any
             epoch: int = 0
 
-    They are part of the tree, `apply_gradients` leaves them alone unless they are passed to it, and
-    they are saved and restored like everything else: arrays, PRNG keys, Python numbers, nested
-    containers of these, or None. A field made with `flax.struct.field(pytree_node=False)` is static
-    instead: hashable, no part of the tree, and not saved; it comes from the target of `load_state`.
+    Such fields are part of the pytree, and are saved and restored; `apply_gradients` changes them
+    only if they are passed to it. Their values are arrays, PRNG keys, Python numbers, nested
+    containers of these, or None. A field made with `flax.struct.field(pytree_node=False)` is
+    static: it must be hashable, is no part of the pytree, and is not saved; a loaded state has the
+    value of the target of `load_state`.
 
-    An Equinox module may be passed to `create` as it is: `params` are its floating arrays (the same
-    class, None elsewhere), and `apply_fn(params, *args)` calls the whole module.
+    `create` also accepts a whole Equinox module. Then `params` is a module of the same class with
+    its floating arrays, and None for other leaves; `apply_fn(params, *args)` calls the whole
+    module.
 
     Attributes:
-        step: optimizer steps taken, an int32 scalar.
+        step: number of optimizer steps taken, an int32 scalar.
         params: the parameters.
-        tx: the optimizer.
-        opt_state: its state, or None.
-        apply_fn: the function that applies the model, or None.
+        tx: the optimizer; None without.
+        opt_state: the optimizer's state; None without.
+        apply_fn: the function that applies the model; None without.
     """
 
     step: Any
@@ -62,7 +64,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
     apply_fn: Callable[..., Any] | None = struct.field(pytree_node=False, default=None)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        # Arrays have no equality that fits in one truth value, so that states have none either.
+        # Comparing arrays gives arrays, not a bool, so states have no equality.
         super().__init_subclass__(**{"eq": False, "kw_only": True, **kwargs})
 
     @never_raises
@@ -82,19 +84,20 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         step: int | jax.Array = 0,
         **fields: Any,
     ) -> Self:
-        """Make a state; the optimizer's is made where the parameters are, unless it is given.
+        """Return a new state.
 
         Args:
             params: the parameters, or a whole Equinox module.
             tx: the optimizer.
-            apply_fn: the function that applies the model. With a whole Equinox module it is called
-                with that module in place of the parameters; by default the module is called.
-            opt_state: the optimizer's state.
-            step: steps taken so far.
-            **fields: those that a subclass added.
+            apply_fn: the function that applies the model. For a whole Equinox module, it is called
+                with that module in place of the parameters; None calls the module itself.
+            opt_state: the optimizer's state; None to make a new one for `tx`, sharded like the
+                parameters.
+            step: number of steps taken so far.
+            **fields: values of the fields that a subclass adds.
 
         Raises:
-            ArgumentError: if a field is unknown or missing, an optimizer state comes without
+            ArgumentError: if a field is unknown or missing, an optimizer state is given without an
                 optimizer, or leaves of `params` are no arrays (all are listed).
         """
         check_added(cls, TrainState, fields)
@@ -121,16 +124,17 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
 
         Args:
             grads: gradients of `params`.
-            **kwargs: new values of fields that a subclass added. Other names are arguments of the
-                optimizer: `value` (the loss) for `optax.contrib.reduce_on_plateau`, and for a line
-                search `value`, `grad` (the gradients) and `value_fn`, from parameters to the loss.
+            **kwargs: new values of fields that a subclass adds. Other names are arguments of the
+                optimizer: `value` (the loss) for `optax.contrib.reduce_on_plateau`; for a line
+                search `value`, `grad` (the gradients) and `value_fn`, a function from parameters to
+                the loss.
 
         Raises:
             NotInitializedError: if there is no optimizer or no optimizer state.
-            TreeStructureError: if the gradients do not fit the parameters; lists every leaf.
-            ArgumentError: if a keyword names no field that a subclass added, and the optimizer
-                uses it nowhere; or it names one like what the optimizer uses.
-            TypeError: from Optax, if it needs an argument that is not there.
+            TreeStructureError: if the gradients do not fit the parameters; lists all differences.
+            ArgumentError: if a keyword is no added field and no part of the optimizer uses it; or
+                if it is both a field and an argument that the optimizer uses.
+            TypeError: raised by Optax if the optimizer needs an argument that is not given.
         """
         if self.tx is None or self.opt_state is None:
             raise NotInitializedError(
@@ -158,12 +162,15 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
 
     @property
     def added_fields(self) -> dict[str, Any]:
-        """The fields that a subclass added and that are part of the tree."""
+        """Values of the fields that a subclass adds to the pytree, by name."""
         return added_fields(self, TrainState)
 
     @property
     def extras(self) -> dict[str, Any]:
-        """JSON of `save_state(extras=...)`, on a state that was just loaded; {} on any other."""
+        """JSON that was passed to `save_state(extras=...)`, on a loaded state; {} on any other.
+
+        States that are made from the loaded one do not have it.
+        """
         extras: dict[str, Any] = self.__dict__.get("_extras", {})
         return extras
 
@@ -184,7 +191,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         compression: Compression | None = None,
         deadline: float | None = None,
     ) -> SaveHandle:
-        """Save the state as a checkpoint of a run; the arguments are `EasyDeLState.save_state`'s.
+        """Save the state as a checkpoint of a run; see `EasyDeLState.save_state`.
 
         The parameters are the item `model`, the fields of a subclass the item `fields`.
         """
@@ -215,35 +222,35 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         iterators: Mapping[str, Any] | None = None,
         damaged: OnDamage = "refuse",
     ) -> Self:
-        """Load a state into the form of another one, which stays as it is.
+        """Return a stored state with the structure and shardings of a target, which is unchanged.
 
-        Each leaf goes where the target's is: on another mesh, if the target is there; what JAX may
-        move in the target, it may move in what is loaded. An abstract
-        target has no arrays: `jax.eval_shape(lambda: MyState.create(...))`. Its leaves may carry
-        shardings; without one, they go to the first device. A Python number in the target takes a
-        stored number of its kind, and a number that was saved from Python comes back as one into
-        an abstract target. Optimizer state keeps the floating dtypes that it is stored in: some
-        optimizers begin in others than they go on with.
+        The target may be on another mesh than the saved state. Leaves that are uncommitted in the
+        target are uncommitted in the result. An abstract target has no arrays:
+        `jax.eval_shape(lambda: MyState.create(...))`; its leaves may have shardings, and are loaded
+        onto the first device otherwise. A Python number in the target needs a stored number of its
+        kind. A number that was a Python number when it was saved is one again if the target is
+        abstract. Optimizer state keeps its stored floating dtypes, since some optimizers change
+        them in their first step.
 
         Args:
             load_directory: "run" (its latest step), "run@alias" or "run/steps/N".
-            target: a state of the same structure, or an abstract one; its values are not used.
-                Static fields, the optimizer and `apply_fn` come from it; if they are the very
-                ones of a compiled step, that step goes on without compiling again.
-            step: the step to load, where the reference names only a run.
-            optimizer: "skip" leaves the optimizer state out (None).
-            iterators: of training data, by name: they are set, in place, to where the step was
-                saved, once all else is loaded; see `cairn.load`.
-            damaged: what to do if no step is named, and the latest is known to be damaged:
-                "refuse" it, or "skip" it for the newest sound one; see `cairn.load`.
+            target: a state of the same structure, or an abstract one; its values are not used. The
+                result has its static fields, optimizer and `apply_fn`; if these are the objects of
+                a compiled step, that step need not compile again.
+            step: the step to load, if the reference names only a run; None for the latest.
+            optimizer: "require" or "skip", which leaves the optimizer state None.
+            iterators: iterators of training data, by name; each is set, in place, to its position
+                at the time of the save, once all else is loaded; see `cairn.load`.
+            damaged: what to do if no step is named, and the latest has a record of damage: "refuse"
+                raises, "skip" loads the newest undamaged step; see `cairn.load`.
 
         Raises:
-            StepDamagedError: if the latest step is damaged, and not to be skipped.
+            StepDamagedError: if the latest step is damaged, and `damaged` is "refuse".
             FileNotFoundError: if there is no such run, alias or step.
             OptimizerNotFoundError: if the target has optimizer state and the checkpoint has none.
             OptimizerError: if the checkpoint has optimizer state and the target has none.
-            TreeMismatchError: if the checkpoint does not fit; every leaf is listed.
-            IteratorMismatchError: if an iterator can't go on where the step was saved; see
+            TreeMismatchError: if the checkpoint does not fit; all differences are listed.
+            IteratorMismatchError: if an iterator can't resume at the step's position; see
                 `cairn.load`.
             ArgumentError: if the target is no state of this class.
         """
@@ -275,21 +282,22 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
     ) -> Self:
         """Load the latest checkpoint of a run, or create a first state if the run has none yet.
 
-        The same line serves the first start of a job and every restart.
+        A job can call this at its first start and at every restart.
 
         Args:
             uri: the run, or a checkpoint of it.
-            create: makes the first state.
-            target: what to load into, see `load_state`; by default what `create` makes, of which
-                both are in memory for a while.
-            **arguments: those of `load_state`.
+            create: function that returns the first state.
+            target: target of the load, see `load_state`; None for the result of `create`, which
+                then needs memory during the load.
+            **arguments: arguments of `load_state`.
 
         Raises:
-            StepDamagedError: as `load_state`; `damaged="skip"` goes on from the newest sound step.
-            FileNotFoundError: as `load_state`, but not for a run without any checkpoint.
-            ValueError: as `load_state`; or the folder is no run, and holds other checkpoints.
-            CorruptionError: as `load_state`; or records of the run are lost that would tell what
-                was saved.
+            StepDamagedError: the latest step is damaged; `damaged="skip"` resumes from the newest
+                undamaged step.
+            FileNotFoundError: as in `load_state`, except for a run without checkpoints.
+            ValueError: as in `load_state`; or the folder is no run, but has other checkpoints.
+            CorruptionError: as in `load_state`; or records of the run are lost, so that it can't
+                be known whether there are checkpoints.
         """
         if not run_has_saved(uri):
             return create()

@@ -1,4 +1,4 @@
-"""Saving and loading of a TrainState: its parameters, its optimizer state, its added fields."""
+"""Saves and loads of a TrainState: parameters, optimizer state and added fields."""
 
 import os
 from collections.abc import Mapping
@@ -31,11 +31,11 @@ def save_train_state(
     Args:
         state: a `TrainState`.
         save_directory: the run.
-        options: those of `save_state`.
+        options: options of `save_state`.
 
     Raises:
-        ArgumentError: if an argument is not what it must be, or processes disagree about `enable`.
-        StorageError: if the store refuses the save.
+        ArgumentError: if an argument is invalid, or differs between processes.
+        StorageError: if the save fails.
     """
     items = {"model": _as_item(state.params)}
     if options.save_optimizer and state.opt_state is not None:
@@ -64,11 +64,13 @@ def load_train_state(
     iterators: Mapping[str, Any] | None,
     damaged: OnDamage,
 ) -> Any:
-    """Load a stored state in the form of the target; see `TrainState.load_state`.
+    """Return a stored state with the structure and shardings of a target.
+
+    `TrainState.load_state` describes the arguments.
 
     Raises:
         FileNotFoundError: if there is no such run, alias or step.
-        ValueError: if the checkpoint does not fit; every leaf is listed.
+        ValueError: if the checkpoint does not fit; all differences are listed.
     """
     if optimizer not in ("require", "skip"):
         raise ArgumentError(path="optimizer", expected="'require' or 'skip'", found=repr(optimizer))
@@ -78,7 +80,7 @@ def load_train_state(
         targets["optimizer"] = _as_item(target.opt_state)
     if jax.tree.leaves(target.added_fields) or "fields" in checkpoint.items:
         targets["fields"] = target.added_fields
-    # An optimizer may give its state another dtype in its first step than it began with.
+    # Some optimizers change dtypes of their state in the first step.
     forms = {
         item: NumberForms(checkpoint, item, tree, stored_dtypes=item == "optimizer")
         for item, tree in targets.items()
@@ -104,11 +106,11 @@ def load_train_state(
 
 
 def _needs_optimizer(checkpoint: StoredCheckpoint, opt_state: Any) -> bool:
-    """Return whether to load optimizer state.
+    """Return whether checkpoint and target both have optimizer state; False if neither has.
 
     Raises:
-        OptimizerNotFoundError: if only the target has one.
-        OptimizerError: if only the checkpoint has one.
+        OptimizerNotFoundError: if only the target has it.
+        OptimizerError: if only the checkpoint has it.
     """
     stored = "optimizer" in checkpoint.items
     if opt_state is not None and not stored:
@@ -129,7 +131,7 @@ def _needs_optimizer(checkpoint: StoredCheckpoint, opt_state: Any) -> bool:
 
 
 def _as_item(tree: Any) -> Any:
-    """Return a tree that can be stored: a single leaf gets a path, since it has none."""
+    """Return a tree in its stored form: a single leaf is put into a dict, so that it has a path."""
     return {_ONLY: tree} if _is_leaf(tree) else tree
 
 

@@ -25,9 +25,9 @@ _OWN_METRICS = ("loss", "grad_norm")
 
 
 class TrainStep:
-    """Computes the loss and its gradients, applies them, and returns the new state and metrics.
+    """Compiled training step: computes loss and gradients, applies them, returns state and metrics.
 
-    It is built from a loss function and called with a state and a batch:
+    It is made from a loss function and called with a state and a batch:
 
         def loss_fn(state, params, batch):
             outputs, changed = state.apply_fn(
@@ -41,25 +41,26 @@ class TrainStep:
         train_step = TrainStep(loss_fn)
         state, metrics = train_step(state, batch)   # {"loss", "grad_norm", "accuracy"}
 
-    `loss_fn(state, params, batch, **inputs)` returns the loss, a floating scalar, or a pair of it
-    and a dict. Differentiate through `params`, not through the state's own parameters: they are
-    `state.params` of a TrainState, `state.graphstate` of an EasyDeLState, whose model is then
-    `state.merge(params)`. In the dict, a name that is a field which a subclass added
-    (`batch_stats`, `metrics`) is that field's new value, and so is `graphother` of an EasyDeLState
-    (statistics, random counters: `nnx.split(model, nnx.Param, ...)[2]`); every other entry is
-    returned among the metrics, beside `loss` and `grad_norm` (the global norm, float32).
+    `loss_fn(state, params, batch, **inputs)` returns the loss, a floating scalar; or a pair of the
+    loss and a dict. It must compute the loss from `params`, not from the state's own parameters.
+    With a TrainState, `params` replaces `state.params`; with an EasyDeLState, the model is
+    `state.merge(params)`. In the dict, an entry with the name of an added field (`batch_stats`,
+    `metrics`) is the field's new value; so is `graphother` of an EasyDeLState (statistics, random
+    counters: `nnx.split(model, nnx.Param, ...)[2]`). All other entries are returned as metrics,
+    together with `loss` and `grad_norm` (the global norm, float32).
 
-    An optimizer that looks at more than gradients gets it: the loss (`value`), the gradients
-    (`grad`) and the loss as a function of the parameters (`value_fn`), as
-    `optax.contrib.reduce_on_plateau` and line searches (`optax.lbfgs`) take them. Fields of a
-    TrainState have other names than those that its optimizer takes.
+    If the optimizer needs them, it gets the loss (`value`), the gradients (`grad`) and the loss as
+    a function of the parameters (`value_fn`), as `optax.contrib.reduce_on_plateau` and line
+    searches (`optax.lbfgs`) do. A field of a TrainState must not have the name of an argument that
+    its optimizer uses.
 
-    A new value has the leaves of the old one, and every leaf stays where it was, so that the step
-    compiles once. The state that is passed in is donated: its arrays are gone afterwards.
+    A field's new value must have the same leaves as the old one. All leaves keep their shardings,
+    so that the step compiles only once. The state that is passed in is donated: its arrays can't
+    be used afterwards.
 
     Attributes:
         loss_fn: the loss function.
-        donate: whether the state's memory is reused for the new one.
+        donate: whether the state that is passed in is donated.
         traces: number of times that the step was traced and compiled; 1 for any number of calls
             with the same tree structures, shapes, dtypes and shardings.
     """
@@ -68,8 +69,8 @@ class TrainStep:
         """Store the step's loss function; compile nothing yet.
 
         Args:
-            loss_fn: as described above.
-            donate: reuse the state's memory; False keeps the state that is passed in usable.
+            loss_fn: the loss function; see the class.
+            donate: whether to donate the state that is passed in; False keeps it usable.
         """
         if not callable(loss_fn):
             raise ArgumentError(
@@ -86,18 +87,19 @@ class TrainStep:
         """Compute the loss and its gradients, and apply them with the optimizer.
 
         Args:
-            state: a state with an optimizer; its leaves may be sharded, over one mesh.
-            batch: a tree of arrays for the loss function. Its shardings say where to compute.
-            **inputs: more trees of arrays for the loss function, such as a random key.
+            state: a state with an optimizer; its leaves may be sharded over one mesh.
+            batch: tree of arrays for the loss function; its shardings decide how the computation
+                is distributed.
+            **inputs: further trees of arrays for the loss function, such as a random key.
 
         Returns:
             The new state, and the metrics: "loss", "grad_norm" and those of the loss function.
 
         Raises:
             NotInitializedError: the state has no optimizer.
-            ArgumentError: the loss is no floating scalar; the loss function's dict has the name of
-                a metric above or of a field that it can't change; or a field has the name of an
-                argument that the optimizer takes.
+            ArgumentError: the loss is no floating scalar; the loss function's dict has the name
+                "loss", "grad_norm" or of a field that it can't change; or a field has the name of
+                an argument that the optimizer uses.
             TreeStructureError: the new value of a field has other leaves or dtypes; lists them.
         """
         _check_state(state)
@@ -118,9 +120,10 @@ class TrainStep:
         return stepped
 
     def update(self, state: State, batch: Any, **inputs: Any) -> tuple[State, dict[str, jax.Array]]:
-        """Do the same as a call, without compiling: for a compiled function, or for a debugger.
+        """Do one step without compiling it: for use in a function under jit, or in a debugger.
 
-        Nothing is donated or moved to another device. It returns and raises as a call does.
+        Arguments, results and errors are those of a call. Nothing is donated or moved to another
+        device.
         """
         _check_state(state)
         is_train_state = isinstance(state, TrainState)
@@ -140,7 +143,7 @@ class TrainStep:
             stepped: Any = state.apply_gradients(grads=grads, **{**extra, **changed})
         else:
             stepped = state.apply_gradients(grads=grads, **extra).replace(**changed)
-        # The norm of all gradients together, summed in float32 whatever their dtypes.
+        # The norm of all gradients together, summed in float32.
         squares = [jnp.square(jnp.abs(leaf).astype(jnp.float32)) for leaf in jax.tree.leaves(grads)]
         grad_norm = jnp.sqrt(sum((square.sum() for square in squares), start=jnp.float32(0)))
         return stepped, {"loss": loss, "grad_norm": grad_norm, **metrics}
@@ -187,7 +190,7 @@ def _check_state(state: Any) -> None:
 
 
 def _sorted_out(state: Any, aux: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split the loss function's dict into new values of fields and metrics.
+    """Return the loss function's dict as two: new values of fields, and metrics.
 
     Raises:
         ArgumentError: a name is that of another field, or of a metric that the step computes.
@@ -213,7 +216,11 @@ def _sorted_out(state: Any, aux: Mapping[str, Any]) -> tuple[dict[str, Any], dic
 
 
 def _like(old: Any, new: Any, name: str) -> Any:
-    """Return a field's new value, in the containers and dtypes of the old one."""
+    """Return a field's new value in the containers of the old one.
+
+    Raises:
+        TreeStructureError: the leaves or their dtypes differ from the old ones; lists them.
+    """
     path = f"TrainStep: the new {name}"
     new = rebuild(old, new, path=path)
     problems = [
@@ -237,7 +244,10 @@ def _dtype(leaf: Any) -> Any:
 
 
 def _ready(leaves: list[Any], mesh: Mesh | None) -> list[Any]:
-    """Return the leaves as the step returns them: separate arrays, on one mesh if any is on one."""
+    """Return a state's leaves in the form in which the step returns them, so that it compiles once.
+
+    They are separate JAX arrays, not weakly typed, and on the mesh if there is one.
+    """
     seen: set[int] = set()
     ready = []
     for leaf in leaves:
@@ -253,7 +263,7 @@ def _placed(leaf: Any, mesh: Mesh | None) -> Any:
     if not isinstance(leaf, jax.Array):
         leaf = jnp.asarray(leaf, _dtype(leaf))
     elif getattr(leaf, "weak_type", False):
-        leaf = leaf.astype(leaf.dtype)  # a weakly typed leaf would come out typed, and compile anew
+        leaf = leaf.astype(leaf.dtype)  # the step returns it typed, and would recompile
     if mesh is None or _pinned(leaf) is not None:
         return leaf
     return put_leaf(leaf, NamedSharding(mesh, PartitionSpec()))
