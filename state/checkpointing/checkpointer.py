@@ -470,7 +470,7 @@ class Checkpointer:
 
         Raises:
             CorruptionError, UnsupportedFormatError: the run's records are unreadable.
-            StoreUnavailableError: the store gives no answer.
+            StoreUnavailableError: the store does not respond.
         """
         steps = self.steps()
         return steps[-1] if steps else None
@@ -482,7 +482,7 @@ class Checkpointer:
 
         Raises:
             CorruptionError, UnsupportedFormatError: the run's records are unreadable.
-            StoreUnavailableError: the store gives no answer.
+            StoreUnavailableError: the store does not respond.
         """
         return agreement.agree(self._listed_steps)
 
@@ -638,7 +638,10 @@ class Checkpointer:
         return self._writer.begin(listing)
 
     def _claim(self, step: int, overwrite: bool) -> tuple[int, str]:
-        """Return the attempt to write `step` in, and a random name of the save, for process 0."""
+        """Return the attempt to write `step` in, and a random name for the save.
+
+        Process 0 calls this.
+        """
         listing = self._create_run()
         self._skip_damaged()
         return self._writer.claim(step, overwrite=overwrite, listing=listing), secrets.token_hex(8)

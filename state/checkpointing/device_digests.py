@@ -151,12 +151,13 @@ def compile_digests(leaves: Mapping[str, Sequence[DeviceShard]]) -> None:
 def start_digests(
     shards: Mapping[str, Sequence[jax.Array]], places: Mapping[str, Sequence[DeviceShard]]
 ) -> DeviceDigests:
-    """Start to compute digests of leaves on their devices, and return them without waiting.
+    """Start to compute digests of leaves on their devices; return an object to wait for them.
 
     A leaf whose programs are not compiled yet gets no digest this time; their compilation starts.
 
     Args:
-        shards: each leaf's shards on single devices, by path; `has_digest` is true of the dtypes.
+        shards: each leaf's shards, each on one device, by path; `has_digest` must be True for
+            their dtypes.
         places: device, shape and dtype of these shards, by path.
     """
     groups = _groups(places)

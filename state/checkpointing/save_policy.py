@@ -80,7 +80,7 @@ class SavePolicy:
             and saves that the caller requests always wait.
 
     Raises:
-        PolicyError: a number is missing or not above 0, a mode is unknown, or there is no rule;
+        PolicyError: a value is no number or not above 0, a mode is unknown, or there is no rule;
             all problems are listed.
     """
 
@@ -196,7 +196,7 @@ class BestSoFar:
         return len(self._costs) < self._rule.count or cost < self._costs[-1]
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Count the metric of a step that was saved, whatever the reason for the save."""
+        """Add the metric of a step that was saved, for whatever reason, if it is among the best."""
         self._keep(float(metrics.get(self._rule.metric, math.nan)))
 
     def _keep(self, value: float) -> None:

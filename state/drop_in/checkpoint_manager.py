@@ -107,7 +107,7 @@ class _Failure:
     """Failure of background work, which is raised once in each thread, as with Orbax."""
 
     def __init__(self, raises: Callable[[], object]) -> None:
-        """Store the failure; `raises` raises it."""
+        """Store the failure; `raises` is the function that raises it."""
         self._raises = raises
         self._here = threading.local()
 
@@ -244,8 +244,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """Return the highest step number, perhaps of a step being saved; None if there is no step.
 
         Raises:
-            StepDamagedError: that step is known to be damaged, and the manager was not made with
-                `damaged="skip"`, or no step is sound.
+            StepDamagedError: that step has a record of damage, and the manager was not made with
+                `damaged="skip"`, or no step is undamaged.
         """
         steps = self._steps()
         return self._usable(steps[-1], steps[::-1]).step if steps else None
@@ -256,8 +256,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         Steps without metrics are never the best, and NaN is the worst value there is.
 
         Raises:
-            StepDamagedError: that step is known to be damaged, and the manager was not made with
-                `damaged="skip"`, or no step is sound.
+            StepDamagedError: that step has a record of damage, and the manager was not made with
+                `damaged="skip"`, or no step is undamaged.
         """
         if self._options.best_fn is None:
             return self.latest_step()
@@ -573,9 +573,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         is_outdated = self._note_damage()
         while self._doomed:
             step, gone = self._doomed.popleft(), False
-            if (
-                is_outdated
-            ):  # it was chosen to go by who did not know that: the next save chooses anew
+            if is_outdated:  # chosen before the damage was known: the next save chooses again
                 self._outcomes.append((step.step, gone, ""))
                 continue
             try:
@@ -583,9 +581,9 @@ class CheckpointManager(policies.AbstractCheckpointManager):
                 deleted.append((step.step, step.attempt))
                 gone = True
             except StepNotFoundError:
-                gone = True  # somebody else has deleted it
+                gone = True  # another program has deleted it
             except StepInUseError as exc:
-                in_use[step.step, step.attempt] = str(exc)  # an alias came to name it: it stays
+                in_use[step.step, step.attempt] = str(exc)  # an alias names it by now: it stays
             except StorageError as exc:
                 errors.append(exc)
             finally:

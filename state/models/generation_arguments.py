@@ -78,8 +78,8 @@ def checked_room(mask: HostArray, settings: Mapping[str, Any], longest: int | No
 
     Args:
         mask: bool (batch, tokens), False for padding.
-        settings: settings of generation. A length from the model's file is reduced to what the
-            model can take; one from the caller is not.
+        settings: settings of generation. A maximum length that the call itself does not set is
+            reduced to what the model can take.
         longest: maximum number of tokens that the model can take; None for no limit.
 
     Raises:

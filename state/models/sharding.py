@@ -41,7 +41,7 @@ class ModuleShardingMixin:
     def gather_model(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
         """Gather every leaf into host memory, one by one.
 
-        The arguments are ignored, as arrays have shardings; EasyDeL's method has them.
+        The arguments are ignored: a gather needs only the arrays' own shardings.
         """
         nnx.update(self, gather_tree(nnx.state(self)))
         return self

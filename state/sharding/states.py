@@ -90,7 +90,7 @@ class StateShardingMixin:
     def gather_model(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
         """Return the state with the model's leaves in host memory, gathered one by one.
 
-        The arguments are ignored, as arrays have shardings; EasyDeL's method has them.
+        The arguments are ignored: a gather needs only the arrays' own shardings.
         """
         return self.replace(
             graphstate=gather_tree(self.graphstate), graphother=gather_tree(self.graphother)

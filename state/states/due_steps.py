@@ -97,7 +97,7 @@ class DueSteps:
         self._began = self._clock()
 
     def saved(self, metrics: Mapping[str, float]) -> None:
-        """Count the metrics of a step that is now durable, for `policy.best`."""
+        """Add the metrics of a step that is now durable to the best so far, for `policy.best`."""
         if self._best is not None:
             self._best.add(metrics)
 

@@ -118,7 +118,7 @@ class RunSaver:
         agree_every: number of steps between two exchanges of a job's processes.
         save_options: arguments for every `save_state`, such as `float_dtype`.
         dedup: how long steps share the files of unchanged values, such as those of a frozen base
-            (deduplication); None for the default, or the setting that was made before.
+            (deduplication); None changes nothing.
         reuse_buffers: whether saves copy arrays into buffers that are kept for the next save, as
             in `Checkpointer`; None changes nothing.
         host_memory: maximum bytes of host memory for saves in this process, as in `Checkpointer`.
@@ -458,7 +458,7 @@ class RunSaver:
         handle.when_done(record_outcome)
 
         def follow_up(ended: SaveHandle) -> None:
-            """Count the metrics of a durable save, and start retention; in the background."""
+            """After a durable save, pass its metrics to the policy, and start retention."""
             if ended.state is not SaveState.DURABLE:
                 return
             self._due.saved(metrics)

@@ -297,8 +297,8 @@ class Transfers:
     def to_copy(self, *, numpy: bool) -> dict[str, list[int]]:
         """Return the leaves that must be copied, by path, with the host bytes that each box needs.
 
-        Leaves on devices other than CPUs must be. A box needs the bytes of its whole device shard,
-        since transfers move whole shards.
+        In jobs on devices other than CPUs, all JAX arrays must be. A box needs the bytes of its
+        whole device shard, since transfers move whole shards.
 
         Args:
             numpy: whether NumPy arrays must be copied, too.

@@ -116,7 +116,7 @@ def read_adapter(
         NotFoundError: the source does not exist, or has no safetensors.
         ConversionError: the adapter is more than plain LoRA, or does not fit the model; all
             problems are listed.
-        ArgumentError: the model has adapters of another rank, scale or other layers.
+        ArgumentError: the model has adapters of another rank or scale, or on other layers.
     """
     folder = find_folder(
         directory,
@@ -301,7 +301,7 @@ def _set_adapters(
     """Put adapters into a model; add adapter layers first if it has none.
 
     Raises:
-        ArgumentError: the model has adapters of another rank, scale or other layers.
+        ArgumentError: the model has adapters of another rank or scale, or on other layers.
     """
     arrays = {
         f"{kernel}_lora_{letter}": array
