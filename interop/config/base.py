@@ -157,7 +157,7 @@ class EDPretrainedConfig(Sealed):
             ShardingError: the dims don't fit the number of devices.
             InstallationError: JAX is not installed; the message names the extra to install.
         """
-        # Imported by name: `interop` must not import `state`, and works without JAX.
+        # Imported by name: `interop` must not import `state`.
         try:
             sharding = importlib.import_module("cairn.state.sharding.mesh")
         except ModuleNotFoundError as exc:

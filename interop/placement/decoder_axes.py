@@ -1,6 +1,6 @@
 """Logical axes of the decoder's parameters, by their paths.
 
-With them a checkpoint's leaves can be placed without JAX, which building the model would need.
+With them a checkpoint's leaves can be placed although the model is not built.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Placement of a step on a mesh, planned from its index alone, without JAX or devices."""
+"""Placement of a step on a mesh, planned from its index alone, without devices."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field

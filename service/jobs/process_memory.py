@@ -1,4 +1,4 @@
-"""Setting of the C library's allocator, for processes that execute jobs. Does not import JAX."""
+"""Setting of the C library's allocator, for processes that execute jobs."""
 
 import ctypes
 import sys

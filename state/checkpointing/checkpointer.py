@@ -248,7 +248,7 @@ class Checkpointer:
                 stores the current state of each process's iterators, so that `restore` can resume
                 the data, too. An iterator must have `get_state` and `set_state`, as in Grain, or
                 `state_dict` and `load_state_dict`, as torchdata's StatefulDataLoader has.
-            model: description of the model, for readers without JAX.
+            model: description of the model.
             assets: small files that belong to the model, by name.
             metrics: numbers by name, for searches.
             labels: text by name, for searches.
