@@ -100,10 +100,11 @@ def version_of(step: OpenStep, *parameters: str) -> str:
 
 
 def tensor_values(part: TensorPart) -> TensorValues:
-    """Read a part of a leaf.
+    """Read a part of a leaf, and return its values in the form of the API.
 
     Raises:
-        InvalidSliceError, UnsupportedLeafError: JSON cannot express its values.
+        InvalidSliceError: The part has too many values for JSON, or lies in too many chunks.
+        UnsupportedLeafError: The values are complex numbers, which JSON cannot express.
         CorruptionError: Stored bytes are damaged.
         StoreUnavailableError: The store does not answer.
     """

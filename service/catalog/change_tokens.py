@@ -48,7 +48,10 @@ def change_token(run: StoreURI) -> str | None:
 
 
 def record_tokens(run: Run) -> dict[str, str | None]:
-    """Return the change tokens of all manifests, annotations and tombstones of a run, by name."""
+    """Return the change tokens of all manifests, annotations and tombstones of a run, by name.
+
+    A token is None if the store offers none, or if the record changed too recently for one.
+    """
     return {name: token for folder in _RECORDS for name, token in run.objects.etags(folder).items()}
 
 

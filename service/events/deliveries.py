@@ -183,7 +183,7 @@ def list_deliveries(
 
 
 def redeliver(catalog: Catalog, webhook: str, delivery: int, now: datetime) -> Delivery:
-    """Reset a delivery, so that it is tried from now on as if for the first time.
+    """Reset a delivery, so that it is tried from now on as if for the first time; return it.
 
     Raises:
         UnknownWebhookError: No webhook has this id.
@@ -201,7 +201,7 @@ def redeliver(catalog: Catalog, webhook: str, delivery: int, now: datetime) -> D
 
 
 def send_test(catalog: Catalog, webhook: str, now: datetime) -> Delivery:
-    """Publish a test event, and add its delivery to a webhook.
+    """Publish a test event, add a delivery of it to a webhook, and return the delivery.
 
     Raises:
         UnknownWebhookError: No webhook has this id.

@@ -90,7 +90,7 @@ class TextReader:
     def word(self) -> str | None:
         """Read a text without quotes and return it; None: no such text comes next.
 
-        It ends before a space, comma, parenthesis or operator.
+        It ends before a space, comma, parenthesis, quote, backslash or operator.
         """
         word = _WORD.match(self._text, self.place())
         if word is None:

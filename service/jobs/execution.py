@@ -23,7 +23,11 @@ class StepRunner(Protocol):
     """Interface of the engine that an execution runs on."""
 
     def run_step(self, name: str, body: Callable[[], Result]) -> Result:
-        """Run `body` once and record its result, or return the recorded one."""
+        """Return the recorded result of a step; if there is none, run `body` and record its result.
+
+        Raises:
+            JobFailedError: `body` failed before a restart, and its problem was recorded.
+        """
 
     def run_parts(
         self,

@@ -80,10 +80,10 @@ def outlast(running: Callable[[], bool]) -> None:
 
 
 def leave() -> None:
-    """Make the process end, when it does, without waiting for saves, and with `FAILED_STATUS`.
+    """Skip the wait for saves when the process exits, and set its status to `FAILED_STATUS`.
 
-    Meant for a preempted process that abandoned a save: waiting for the save's threads would take
-    longer than the process may run. This call itself does not end the process. At exit, the
+    This call itself does not end the process. It is meant for a preempted process that abandoned a
+    save: waiting for the save's threads would take longer than the process may run. At exit, the
     `atexit` callbacks of other packages get `LEAVE_SECONDS`.
     """
     global _leaving

@@ -160,10 +160,11 @@ def _packing(place: jax.sharding.Sharding) -> Any:
 
 
 def _plain(leaf: Any) -> tuple[Any, str | None]:
-    """Return the leaf as a jax.Array or NumPy array, and why it can't be stored; None if it can.
+    """Return the leaf as a jax.Array or NumPy array, and the reason why it can't be stored.
 
-    Python numbers become NumPy arrays of shape (): as scalars they would lose their dtype in Orbax,
-    and bools would break its metadata.
+    The reason is None if it can. If there is a reason, the array may be None and must not be used.
+    NumPy arrays are in native byte order. Python numbers become NumPy arrays of shape (): as
+    scalars they would lose their dtype in Orbax, and bools would break its metadata.
     """
     if isinstance(leaf, jax.Array):
         return leaf, _why_not_array(leaf)

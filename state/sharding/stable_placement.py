@@ -46,9 +46,12 @@ class Placement:
 
 
 def settled(state: State) -> State:
-    """Return the state with its leaves' placement recorded, or, under jit, constrained to it.
+    """Return the state with its leaves' placement recorded or, under jit, constrained.
 
-    It is returned unchanged if there is nothing to record.
+    Outside of jit, `placement_of` is recorded in `placement`. Under jit, the leaves are constrained
+    to the recorded specs, or to the plan where none are recorded. The state is returned unchanged
+    if its parts do not fit each other, or, outside of jit, if a leaf of its model is not on a mesh
+    or the placement is recorded already.
     """
     whole: Any = state
     model = (whole.graphstate, whole.graphother)

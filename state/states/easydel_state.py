@@ -227,7 +227,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
 
     @property
     def module_config_args(self) -> dict[str, Any]:
-        """The model's configuration as JSON."""
+        """The model's configuration as a dict for JSON; {} if the module has none."""
         return {} if self.module_config is None else dict(self.module_config.to_dict())
 
     @property

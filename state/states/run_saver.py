@@ -200,10 +200,10 @@ class RunSaver:
 
     @property
     def retention_error(self) -> StorageError | None:
-        """Error of the last retention pass; None if it succeeded, and on processes other than 0.
+        """Error of the last retention pass; None if it succeeded or no pass has run.
 
-        It is a PolicyError while no step has a metric or label that `keep` names; then nothing is
-        deleted.
+        It is always None without `keep`, and on processes other than 0. It is a PolicyError while
+        no step has a metric or label that `keep` names; then nothing is deleted.
         """
         return None if self._retention is None else self._retention.error
 

@@ -113,7 +113,8 @@ def _contiguous_chunk(shard: tuple[int, ...], limit: int, least: int) -> tuple[i
 def _square_chunk(rows: int, columns: int, limit: int) -> tuple[int, int]:
     """Return (a, b) that divide (rows, columns), with a * b <= limit.
 
-    Of all pairs with at least half the largest area, it is the one whose sides differ least.
+    Only the largest b for each a is considered. Of these pairs, those with at least half the
+    largest area are kept; the one with the smallest ratio of sides is returned.
     """
     pairs = [(a, _largest_divisor(columns, limit // a)) for a in _divisors(rows) if a <= limit]
     fullest = max(a * b for a, b in pairs)

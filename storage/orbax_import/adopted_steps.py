@@ -102,7 +102,14 @@ def look_again(run: Run, listed: Iterable[StepInfo], model: ModelMap | None) -> 
 
 
 def _problems(place: FilePlace, entries: dict[str, FileEntry]) -> dict[str, str]:
-    """Return the change of each changed file in a step's folder, by the file's name."""
+    """Return one line for each file that was changed, removed or added since the import, by name.
+
+    Of the added files, only data files count.
+
+    Args:
+        place: the step's folder, with the records of its files at the import.
+        entries: the files that the folder has now, by name.
+    """
     problems = listed_problems(entries, place.records)
     records = {
         record.name: record

@@ -311,7 +311,11 @@ def _is_old_step(folder: StoreURI, entries: Iterable[FileEntry]) -> bool:
 
 
 def _is_checkpoint(folder: StoreURI) -> bool:
-    """Return True if a folder has a tree, or items with trees. Only names are read."""
+    """Return True if a folder has a step's metadata, a tree, or items with trees.
+
+    Only the names of its entries, and of those of its subfolders, are read. Subfolders named like
+    steps do not count as items.
+    """
     entries = open_files(folder).list()
     if {entry.name for entry in entries} & {STEP_METADATA, TREE_METADATA, _OLD_LEAVES}:
         return True

@@ -133,7 +133,14 @@ class HostTrees(Mapping[str, HostTree]):
         return "snapshot" if self.waves == 1 else "waves"
 
     def copy_rest(self, timeout: float | None = None) -> bool:
-        """Copy the arrays that the host does not have yet, see `Staging.copy_rest`."""
+        """Copy the arrays that the host does not have yet.
+
+        Args:
+            timeout: maximum seconds to wait; None for no limit.
+
+        Returns:
+            False if not all arrays were copied in time; see `Staging.copy_rest`.
+        """
         return self._staging is None or self._staging.copy_rest(timeout)
 
     def end(self, error: BaseException | None) -> None:

@@ -166,7 +166,7 @@ def _files_of(written: Mapping[str, WrittenTree]) -> Iterator[StoredFile]:
 
 
 def _shards_of(written: Mapping[str, WrittenTree]) -> dict[tuple[str, str], list[PlacedShard]]:
-    """Return the shards of all leaves, by (item, path); file names are relative to the step's."""
+    """Return all leaves' shards, by (item, path), with file names relative to the step's folder."""
     placed: dict[tuple[str, str], list[PlacedShard]] = {}
     for name, tree in written.items():
         for record in tree.records:

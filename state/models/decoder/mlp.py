@@ -123,7 +123,7 @@ class MixtureOfExperts(nnx.Module):
         return out, logits
 
     def _route(self, logits: Float[Array, "R E"]) -> tuple[Int[Array, "R K"], Float[Array, "R K"]]:
-        """Return the numbers of each token's experts, and their weights."""
+        """Return the indices of each token's experts, and the weights of the experts' outputs."""
         settings = self.settings
         softmax = settings.score == "softmax"
         scores = jax.nn.softmax(logits, axis=-1) if softmax else jax.nn.sigmoid(logits)

@@ -78,9 +78,9 @@ def read_rule(
 ) -> list[jax.Array]:
     """Return the leaves of a rule, read into the shardings `places`.
 
-    Leaves whose sharding is not their own have unsigned integers as dtype, until `exchanged`. Each
-    slice is sent to its local devices as soon as it is read, while the next one is read. When this
-    returns, all transfers are complete.
+    A leaf that was not read into its target's sharding has an unsigned integer dtype, with the bits
+    of its values, until `exchanged`. Each slice is sent to its local devices as soon as it is read,
+    while the next one is read. When this returns, all transfers are complete.
     """
     holders = [_holders(target.shape, place) for target, place in zip(targets, places, strict=True)]
     slices = [Slice(leaf, box) for leaf, boxes in enumerate(holders) for box, _ in boxes.values()]
@@ -105,7 +105,14 @@ def read_rule(
 
 
 def exchanged(array: jax.Array, target: Target) -> jax.Array:
-    """Return a leaf of `read_rule`, moved to its own sharding. All processes must call this."""
+    """Return a leaf that `read_rule` read, in the sharding and dtype of its target.
+
+    All processes must call this.
+
+    Args:
+        array: the leaf, in the sharding it was read into.
+        target: description of the leaf.
+    """
     if array.sharding == target.place:
         return array
     moved: jax.Array = _exchange(target.place, target.dtype)(array)

@@ -30,7 +30,11 @@ class WholeFolder:
         self._written: dict[str, tuple[int, str | None, str]] = {}
 
     def write_shard(self, shard: Shard) -> None:
-        """Write one file of weights; see `storage.safetensors.write_shard`."""
+        """Write one file of weights; see `storage.safetensors.write_shard`.
+
+        Raises:
+            CorruptionError: another writer has removed the new file.
+        """
         missing = len(shard_header(shard)) + shard.nbytes
         checksum = 0
 
@@ -48,14 +52,20 @@ class WholeFolder:
         self._note(shard.file_name, checksum)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a small file."""
+        """Write a small file.
+
+        Raises:
+            CorruptionError: another writer has removed the new file.
+        """
         self._begin()
         with self.files.open_write(name) as sink:
             sink.write(data)
         self._note(name, google_crc32c.value(data))
 
     def check(self) -> None:
-        """Check that all files in the folder are those that this object wrote.
+        """Check that each file that this object wrote is still in the folder, and unchanged.
+
+        Files that only another writer wrote are not noticed.
 
         Raises:
             CorruptionError: another writer has replaced or removed files; all are listed.

@@ -373,7 +373,8 @@ class ManifestSummary(NamedTuple):
         """Return the summary of a stored manifest, without validating each leaf.
 
         Raises:
-            UnsupportedFormatError: the manifest is of a newer release.
+            UnsupportedFormatError: the bytes are no manifest of this format and version, or the
+                manifest names neither an index nor a plain step.
             CorruptionError: the manifest is not what was written.
         """
         # Read without the model, which would validate every inline leaf and file: listings parse

@@ -122,7 +122,7 @@ def check_below(uri: StoreURI, path: str) -> None:
     """Raise ConfinementError if a disk path may not be opened.
 
     Args:
-        uri: the folder in which it was requested.
+        uri: the folder that the path was built from.
         path: the absolute path, which need not exist.
 
     Raises:
@@ -151,15 +151,15 @@ class PathHandle:
     """
 
     def __init__(self, uri: StoreURI, path: str, flags: int = 0) -> None:
-        """Open and check a path.
+        """Check a path, and open it if the folder is confined and the system has such paths.
 
         Args:
-            uri: the folder in which it was requested.
+            uri: the folder that the path was built from.
             path: the absolute path.
             flags: further flags for `os.open`.
 
         Raises:
-            FileNotFoundError, NotADirectoryError: the path does not exist.
+            FileNotFoundError, NotADirectoryError: the path was to be opened, and does not exist.
             ConfinementError: as `check_below`.
         """
         self.path = path

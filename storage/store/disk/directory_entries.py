@@ -99,10 +99,10 @@ def sync_entries(folder: str) -> None:
 
 
 def fsync_path(path: str) -> None:
-    """Call fsync on a file or a folder.
+    """Call fsync on a file or a folder; do nothing if the file system can't sync folders.
 
     Raises:
-        OSError: the disk failed.
+        OSError: the path can't be opened, or the disk failed.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
