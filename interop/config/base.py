@@ -208,7 +208,7 @@ class EDPretrainedConfig(Sealed):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the config whose `to_dict` returned `data`.
+        """Return the config whose `to_dict` returned `data`, without the tokenizer's files.
 
         Raises:
             ConfigError: some fields are unknown, or values contradict each other.

@@ -25,7 +25,7 @@ class Family:
     Attributes:
         form: the keys of config.json that hold the options.
         names: the layers' names in Hugging Face's files, or a function from the config to them.
-        gguf: the keys and names of GGUF files; None: GGUF files of this family can't be read.
+        gguf: the keys and names of GGUF files; None: they are neither read nor written.
     """
 
     form: ConfigForm
