@@ -105,8 +105,8 @@ class ConfigForm:
             positions, or `read` reads them.
         rotary_fraction: key of the rotated share of each head, and its default; None: whole heads
             are rotated.
-        rope_original: context length of pretraining if the model's own keys lack it; the scaling's
-            key is then ignored. None: the scaling's key has it.
+        rope_original: context length of pretraining if no key of the model has it; a scaling that
+            needs one must not have another. None: the scaling's key has it.
         rope_names: older names of rotary scalings -> today's names.
         rotary_theta: key of the base of the rotary positions.
         also_read: keys that `read` reads.

@@ -143,7 +143,8 @@ def rope_from_hf(
         theta: base of the frequencies if no key has it.
         fraction: key of the rotated share of each head, and its default; None: whole heads are
             rotated.
-        original: context length of pretraining, whatever the scaling says; None: the scaling's, or
+        original: context length of pretraining if the model has no key of its own for it; a
+            scaling that needs one must not have another. None: the scaling's, or
             `max_position_embeddings`.
         older_names: older names of scalings -> today's names.
 

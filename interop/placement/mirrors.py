@@ -116,8 +116,9 @@ def inherited_entries(
 
     The leaf may have more leading dimensions, some of size 1, or lack one. If the parameter has
     equal dimensions, it can be unclear which of them is missing, except in Adafactor's leaves:
-    `v_row` lacks the longest dimension and `v_col` the second longest. The caller then places the
-    leaf as if it mirrored nothing, which only takes more memory.
+    `v_row` lacks the last dimension in the order of `np.argsort`, a longest one, and `v_col` the
+    one before it. After None, the caller places the leaf as if it mirrored nothing, which is never
+    wrong and only takes more memory.
 
     Args:
         prefix: keys before the parameter's path in the leaf's path.

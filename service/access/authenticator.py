@@ -40,7 +40,10 @@ VERIFIED_AT_ONCE: Final = 8
 
 FAILURES_AT_ONCE: Final = 20
 FAILURES_PER_SECOND: Final = 1.0
-"""Failed authentications per second that an address may have. Beyond it, the answer is 429."""
+"""Failed authentications per second that an address may have.
+
+Beyond it, the answer to one that fails is 429 instead of 401.
+"""
 
 SIGN_INS_AT_ONCE: Final = 20
 SIGN_INS_PER_SECOND: Final = 1.0

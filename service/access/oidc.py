@@ -150,7 +150,7 @@ class Issuer:
             header: Header of the token, which is not verified yet.
 
         Raises:
-            UnauthenticatedError: The algorithm is not accepted, or not exactly one key fits.
+            UnauthenticatedError: The header is not accepted, or not exactly one key fits.
             NotReadyError: The issuer's keys are needed, and the issuer does not answer.
         """
         kid, algorithm = header.get("kid"), header.get("alg")

@@ -196,7 +196,10 @@ def _groups(
 
 
 def has_digest(dtype: Any) -> bool:
-    """Return True if arrays of this dtype can have a digest: elements of whole 8 to 64 bits."""
+    """Return True if arrays of this dtype can have a digest.
+
+    Bools and integers can, and floats of 8, 16, 32 or 64 bits.
+    """
     if jnp.issubdtype(dtype, jnp.floating):
         return jnp.finfo(dtype).bits in (8, 16, 32, 64)
     return dtype == np.bool_ or bool(jnp.issubdtype(dtype, jnp.integer))

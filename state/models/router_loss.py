@@ -18,10 +18,10 @@ def load_balancing_loss(
 ) -> jax.Array:
     """Return the load balancing loss `E sum_e f_e P_e`.
 
-    It is `top_k` if tokens and probabilities are spread evenly over experts, and larger otherwise.
-    f_e is the fraction of tokens that use expert e; P_e is the mean of the router's probability of
-    e. Both are over the tokens of all layers. Gradients flow through P only. Sums are computed in
-    float32; if every token is padding, the loss is 0.
+    It is `top_k` if tokens and probabilities are spread evenly over experts, and as a rule larger
+    otherwise. f_e is the fraction of tokens that use expert e; P_e is the mean of the router's
+    probability of e. Both are over the tokens of all layers. Gradients flow through P only. Sums
+    are computed in float32; if every token is padding, the loss is 0.
 
     Pass it to `compute_loss(auxiliary_loss=...)`, or return it in
     `CausalLMOutput(auxiliary_loss=...)`; `LossConfig.auxiliary_loss_coefficient` weighs it.

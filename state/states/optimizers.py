@@ -69,8 +69,8 @@ def make_optimizer(
         name: one of `OPTIMIZERS`.
         **arguments: the optimizer's arguments, as JSON values. `learning_rate` may be a schedule:
             {"schedule": one of `SCHEDULES`, ...its arguments}. Two more arguments are allowed for
-            all: `max_grad_norm` clips the global norm of the gradients; `accumulate_steps` is the
-            number of steps whose mean gradient makes one update.
+            all: `max_grad_norm` first clips the global norm of the gradients; `accumulate_steps` is
+            the number of steps whose mean gradient makes one update.
 
     Returns:
         The optimizer and its description, for `EasyDeLState.create(tx=..., tx_init=...)`. Equal

@@ -317,7 +317,7 @@ def _finished_earlier(
 
 
 def _finished(run: Run, manifest: Manifest, *, by: str, clock: Clock) -> StepInfo | None:
-    """Return the step that this fork published earlier, even if it was superseded; else None."""
+    """Return the step that this fork published, also if deleted or superseded by now; or None."""
     last = None
     for attempt in itertools.takewhile(lambda attempt: attempt.writer == by, run.attempts()):
         key = manifest.step, attempt.number

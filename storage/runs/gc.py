@@ -214,7 +214,7 @@ def _folders_of(run: Run, info: StepInfo) -> list[str]:
 
 
 def _exports(run: Run, now: datetime) -> Iterator[Garbage]:
-    """Yield exports of steps without a manifest, unpublished tries, and old remains."""
+    """Yield exports of steps without a manifest, tries beside a published one, and old remains."""
     files = run.files
     for steps in files.list(EXPORTS):
         if not steps.is_dir:
@@ -319,7 +319,7 @@ def _places(garbage: Garbage) -> list[str]:
 def _unlinked(files: Collection[FileUsage], places: Sequence[Collection[str]]) -> list[int]:
     """Return, for each group of places, the bytes of files that have no name outside the groups.
 
-    A file with names in several groups counts only for the first of them.
+    A file with names in several groups counts only for the group of its first name in `files`.
     """
     owners = {place: at for at, some in enumerate(places) for place in some}
     names = Counter(file.identity for file in files)

@@ -212,6 +212,10 @@ def start_attempt(
     The same writer takes its own lease over at once, since a restarted job must not wait for an
     expiry. Another writer has to wait until the lease has expired, plus the clock margin.
 
+    The attempt is created only once the store has passed the whole check; with `seen`, once the
+    check has shown exclusive creation: an attempt that keeps every step does no harm before the
+    rest is known.
+
     Args:
         objects: the run's objects.
         writer: id of the writer, the same over restarts.

@@ -143,7 +143,7 @@ class _Look(NamedTuple):
 
     @property
     def candidate(self) -> StepKey | None:
-        """The step's newest copy, the only one that may be listed; None if there is none."""
+        """Newest copy of the step, the only one that may be listed; None if deleted or absent."""
         newest = max(self.published, default=None)
         return None if newest is None or newest in self.deleted else newest
 

@@ -1,4 +1,4 @@
-"""Repair of a run's damaged or lost records from its other records.
+"""Repair of a run's damaged or lost records from its other records; nothing is guessed.
 
 `docs/howto/verify.md` says for each kind of record from which others it is rebuilt, and when it
 can't be. A replaced record is kept below `damaged/`, by its name and the SHA-256 of its bytes.
@@ -371,7 +371,7 @@ class _Mender:
         return _Fix(Repair(name, action), partial(self._write, name, tombstone))
 
     def _manifest(self, name: str) -> _Fix:
-        """Return the repair of a manifest by the step's index; without one, it is given up."""
+        """Return the repair of a manifest by the step's index; else it can only be given up."""
         key = parse_manifest_file(name)
         assert key is not None
         current = self._objects.read(name)

@@ -871,7 +871,7 @@ class PolicyJudge:
     def keeps(self, key: StepKey, tombstone: Tombstone) -> bool:
         """Return True if the policy that wrote the tombstone of the step `key` keeps the step now.
 
-        Return False for a tombstone that a person caused. The policy is applied only if an attempt
+        Return False for a tombstone that no policy wrote. The policy is applied only if an attempt
         has begun since, or the newest attempt was begun to overwrite a step: otherwise no step can
         have been superseded.
 

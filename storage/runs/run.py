@@ -834,7 +834,8 @@ def create_run(
 ) -> Run:
     """Create and return the run `uri`, in which a job can save later.
 
-    If several processes create it at the same time, a job among them, exactly one succeeds.
+    If several processes create it at the same time, exactly one does, and the other calls of this
+    raise. A job that begins there at that time creates the run or continues it.
 
     Args:
         uri: the run's folder.

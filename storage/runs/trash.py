@@ -117,8 +117,8 @@ class Tombstone(Record):
         removing: whether its bytes are being removed, so that it can't be undeleted.
         removed: whether its bytes are removed. The tombstone then stays while a step exists that
             this one had overwritten, and that must not be listed in its place.
-        policy: the retention policy that deleted it, see `RetentionPolicy.to_json`; None: a person
-            did.
+        policy: the retention policy that deleted it, see `RetentionPolicy.to_json`; None: no
+            policy did.
         judged: number of the newest attempt when the policy was applied.
     """
 
@@ -460,7 +460,7 @@ def _holds(run: Run, within: str = TRASH) -> list[tuple[StepKey, Hold]]:
 
 
 def _is_going(run: Run, key: StepKey, beside: Callable[[], Any] | None) -> tuple[bool, Any]:
-    """Return whether a step is deleted or about to be, and the result of `beside`.
+    """Return whether a step is deleted, about to be, or gone, and the result of `beside`.
 
     The requests are sent at once, in any order. That is safe: an intent is withdrawn only once the
     tombstone exists, and the deletion looks for holds again after it has written the tombstone. A

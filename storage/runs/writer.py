@@ -73,7 +73,7 @@ from cairn.storage.store_checks.probe import Probe
 __all__ = ["Writer", "default_writer_id", "publish_manifest", "sync_folder"]
 
 _RENEWAL_SECONDS = 1.0
-"""Most seconds to wait for a running renewal, which has no effect once the lease is given back."""
+"""Most seconds to wait for a running renewal; once the lease was taken again, it has no effect."""
 
 _GIVING_BACK_SECONDS = 10.0
 """Most seconds to try to give a lease back; otherwise it expires."""

@@ -157,7 +157,7 @@ def dtype_code(dtype: np.dtype[Any], *, path: object) -> str:
 def encode_header(
     tensors: Sequence[tuple[str, np.dtype[Any], Sequence[int]]], metadata: Mapping[str, str]
 ) -> bytes:
-    """Return the encoded length and header of a file with these tensors (name, dtype, shape).
+    """Return the encoded length and header of a file with these (name, dtype, shape), in order.
 
     Raises:
         UnsupportedLeafError: a dtype is not in safetensors, or the header exceeds its limit.

@@ -235,10 +235,10 @@ class Dedup:
         """Link unchanged shards into the database in `folder`.
 
         A leaf whose values changed once is not compared again, since trained leaves keep changing;
-        leaves that did not change get fingerprints when they are written. Files that are damaged,
-        or that the policy allows to be shared no longer, are not linked; their shards are written.
-        On a disk, where steps share a single copy of a file, nothing is linked once one of these
-        steps has a record of damage.
+        all others get fingerprints when they are written. Files that are damaged, or that the
+        policy allows to be shared no longer, are not linked; their shards are written. On a disk,
+        where steps share a single copy of a file, nothing is linked once one of these steps has a
+        record of damage.
 
         Args:
             shards: all shards to store.
@@ -276,7 +276,8 @@ class Dedup:
     def _is_doubtful(self, folder: StoreURI) -> bool:
         """Return True if no file may be linked into `folder`, as a step that shares it is damaged.
 
-        In an object store this is always False: each step has its own, verified copy.
+        Also True if that can't be read. In an object store this is always False: each step has its
+        own, verified copy.
         """
         if folder.scheme != "file":
             return False

@@ -285,7 +285,7 @@ def forgotten_file(step: int, attempt: int) -> str:
 
 
 def lifted_file(step: int, attempt: int) -> str:
-    """Return the name of the copy of a withdrawn tombstone.
+    """Return the name of the copy of the step's last withdrawn tombstone.
 
     It shows that the tombstone was withdrawn, not lost.
     """

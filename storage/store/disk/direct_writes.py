@@ -101,7 +101,9 @@ class DirectWrites:
             self._writes.popleft().result()
 
     def crc32c(self) -> str | None:
-        """Return the crc32c of all bytes as read back, in eight hexadecimal digits; else None.
+        """Return the crc32c of all bytes as read back, in eight hexadecimal digits.
+
+        None without `read_back`. Call this only after `finish`.
 
         Raises:
             OSError: the disk failed.
