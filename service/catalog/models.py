@@ -299,7 +299,7 @@ class EventRow(Base):
 
 
 class WebhookRow(Base):
-    """Job worker that was started. The lock of its name shows if it is alive; this row does not."""
+    """Receiver of events; not rebuilt from the store."""
 
     __tablename__ = "webhooks"
 

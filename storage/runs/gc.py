@@ -271,7 +271,7 @@ def _export_key(manifest: str) -> ExportKey | None:
 
 
 def _ended_attempts(run: Run, now: datetime) -> set[int]:
-    """Return the attempts that can't publish any more, or whose writers are certainly dead."""
+    """Return the attempts that can't publish any more, or whose writers count as dead."""
     numbers = [attempt.number for attempt in list_attempts(run.objects)]
     ended = set(numbers[:-1])
     lease = read_lease(run.objects)

@@ -58,7 +58,7 @@ PT_METADATA: Final[Mapping[str, str]] = {"format": "pt"}
 
 _SMALL_READS: Final = 4
 _HEADER_BYTES: Final = 512
-"""Bytes of memory per header entry, without its name, while the header is made."""
+"""Bytes of memory per header entry, without its name: making the header copies it often."""
 _READING_BYTES: Final = 192 << 20
 """Bytes of memory for the chunks that become blocks.
 

@@ -52,8 +52,8 @@ _MOST_CELLS: Final = 8
 """Maximum number of parts per process when a slice is divided: each part adds index entries."""
 
 _KEEPS_VIEWS: Final = jax.__version_info__[:2] == (0, 11)
-"""True for JAX 0.11, which caches the view of `np.asarray` in the array (not that of the buffer
-protocol). While the view exists, XLA copies the array when it is donated."""
+"""True for JAX 0.11 (not 0.10 and 0.12), which caches the view of `np.asarray` in the array, not
+that of the buffer protocol. While the view exists, XLA copies the array when it is donated."""
 
 _PINNED: Final = "pinned_host"
 _HOST_KINDS: Final = frozenset({_PINNED, "unpinned_host"})
