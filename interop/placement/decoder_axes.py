@@ -1,6 +1,6 @@
 """Logical axes of the decoder's parameters, by their paths.
 
-With them a checkpoint's leaves can be placed although the model is not built.
+With them a checkpoint's leaves can be placed where no JAX is installed to build the model.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""StarCoder2: LayerNorm, biases everywhere, an MLP without a gate, perhaps a window.
+"""StarCoder2: LayerNorm, biases everywhere, no gate in the MLP, perhaps a window in all layers.
 
 Source: transformers `Starcoder2Config`, `Starcoder2ForCausalLM`; arXiv 2402.19173.
 """
