@@ -76,7 +76,9 @@ def describe_api(app: FastAPI, *, needs_keys: bool = False) -> dict[str, Any]:
             for parameter in operation.get("parameters", []):
                 _without_null(parameter["schema"])
             statuses = {400, 413} if "requestBody" in operation else set()
-            declared = problem_responses(*(statuses if method == "get" else statuses | {409}))
+            if method != "get" or "{root}" in path:  # what a store holds may be damaged
+                statuses |= {409}
+            declared = problem_responses(*statuses)
             operation["responses"] |= {
                 str(status): response for status, response in declared.items()
             }

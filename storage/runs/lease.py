@@ -409,7 +409,7 @@ def renew(
     """Extend the lease of `attempt` to `ttl` seconds from now, and return the lease.
 
     Raises:
-        FencedError: the lease was taken for a later attempt, or by another writer.
+        FencedError: the lease was taken for a later attempt, or by another writer, or given back.
     """
 
     def renewed(current: Lease | None) -> Lease:
@@ -418,6 +418,14 @@ def renew(
         else:
             if (current.writer, current.attempt) != (attempt.writer, attempt.number):
                 raise _replaced(objects, attempt, current)
+            if current.released:  # a renewal that comes after its writer has ended
+                raise FencedError(
+                    "this writer has ended",
+                    path=objects.uri,
+                    expected=f"the lease of attempt {attempt.number} of {attempt.writer}",
+                    found="that it was given back",
+                    next_step="Begin a new attempt from the latest step.",
+                )
         lease = _lease(attempt.writer, attempt.number, attempt.instance, clock, ttl, current)
         return lease.model_copy(update={"begun": (attempt.number, attempt.base_step)})
 

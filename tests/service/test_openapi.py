@@ -174,7 +174,8 @@ def test_every_route_declares_problems_and_only_as_problem_json(document):
         always = {"401", "403", "422", "429", "431", "500", "503", "507"}
         assert always <= set(errors), (method, path)
         assert {"400", "413"} <= set(errors) or "requestBody" not in operation, (method, path)
-        assert (method != "get") == ("409" in errors), (method, path)
+        reads_a_store = "{root}" in path  # which may be damaged
+        assert (method != "get" or reads_a_store) == ("409" in errors), (method, path)
         names = "{" in path or (method, path) == ("post", "/v1/keys")  # its body names roots
         assert names == ("404" in errors), (method, path)
         for code, body in errors.items():

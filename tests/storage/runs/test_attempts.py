@@ -207,6 +207,14 @@ def test_renewing_moves_the_expiry(objects, clock):
         begin_attempt(objects, writer="other", base_step=-1, clock=clock)
 
 
+def test_a_renewal_that_comes_late_does_not_take_back_what_was_given_back(objects, clock):
+    begun = begin_attempt(objects, writer="w", base_step=-1, clock=clock)
+    release(objects, begun, clock=clock)
+    with pytest.raises(FencedError, match="found that it was given back"):
+        renew(objects, begun, clock=clock)
+    assert begin_attempt(objects, writer="other", base_step=-1, clock=clock).number == 2
+
+
 def test_a_late_writer_renews_if_nobody_came(objects, clock):
     begun = begin_attempt(objects, writer="w", base_step=-1, clock=clock, ttl=60)
     clock.pass_seconds(1000)
