@@ -3,9 +3,8 @@
     python scripts/mutants.py map                       # run the suite once: which test runs a line
     python scripts/mutants.py run --seed 1 --count 300  # draw changes, run the tests of their lines
 
-A change that no test notices is printed with its place. The map lies in `.cache/mutants`; it is
-worth what the tree is worth that it was made of. `coverage` must be installed beside: no other
-script needs it. Lines that only processes of their own run count as run by no test.
+A change that no test notices is printed with its place. The map lies in `.cache/mutants`, and fits
+the tree that it was made of. A line that only other processes run counts as run by no test.
 """
 
 from __future__ import annotations
