@@ -418,7 +418,8 @@ def renew(
         else:
             if (current.writer, current.attempt) != (attempt.writer, attempt.number):
                 raise _replaced(objects, attempt, current)
-            if current.released:  # a renewal that comes after its writer has ended
+            # A job's renewal that comes after its end; a fork takes its own lease up again.
+            if current.released and current.instance:
                 raise FencedError(
                     "this writer has ended",
                     path=objects.uri,

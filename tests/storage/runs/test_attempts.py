@@ -208,7 +208,7 @@ def test_renewing_moves_the_expiry(objects, clock):
 
 
 def test_a_renewal_that_comes_late_does_not_take_back_what_was_given_back(objects, clock):
-    begun = begin_attempt(objects, writer="w", base_step=-1, clock=clock)
+    begun = begin_attempt(objects, writer="w", base_step=-1, clock=clock, instance="a job")
     release(objects, begun, clock=clock)
     with pytest.raises(FencedError, match="found that it was given back"):
         renew(objects, begun, clock=clock)
