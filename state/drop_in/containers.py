@@ -87,7 +87,7 @@ class Containers(NamedTuple):
         return {path: _NUMBERS[kind] for path, kind in self.numbers.items() if path in leaves}
 
     def nest(self, leaves: Mapping[str, Any]) -> Any:
-        """Return the tree with these leaves, given by path."""
+        """Return the tree with these leaves, given by path: all leaves that the tree has."""
         empties = {path: _EMPTIES[kind]() for path, kind in self.empties.items()}
         if "" in empties:
             return empties[""]
@@ -99,8 +99,8 @@ class Containers(NamedTuple):
                 parent = parent.get(key, {})
             children = parent.get(last)
             if isinstance(children, dict):
-                count = max(map(int, children), default=-1) + 1
-                parent[last] = [children.get(str(number)) for number in range(count)]
+                # By what is there: a forged position would ask for a list as long.
+                parent[last] = [children[key] for key in sorted(children, key=int)]
         return tree[""]
 
 

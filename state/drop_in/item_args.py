@@ -443,9 +443,8 @@ def tree_target(
             next_step='Read it with CheckpointReader.read(item, "").',
         )
     item = None if item_args is None else item_args.item
-    fixed = isinstance(
-        item_args, ocp.args.PyTreeRestore
-    )  # as stored, whatever the item's leaves say
+    # As stored, whatever the item's leaves say.
+    fixed = isinstance(item_args, ocp.args.PyTreeRestore)
     restore_args = item_args.restore_args if fixed else None
     if item is None:
         item = restore_args

@@ -22,6 +22,7 @@ from cairn import (
     UnsupportedFormatError,
     adopt,
 )
+from cairn.state.drop_in.containers import Containers
 from tests.devices import xla_flags
 from tests.programs.program import run as run_program
 from tests.storage.states import assert_same
@@ -102,6 +103,11 @@ def test_without_a_target_containers_and_numbers_come_back_as_with_orbax(
     assert kinds(trees[1]) == kinds(trees[0])
     assert_same(trees[1], trees[0])
     assert descriptions[1] == descriptions[0]
+
+
+def test_a_forged_position_of_a_list_makes_no_list_as_long():
+    containers = Containers.from_json({"lists": ["a"]})
+    assert containers.nest({"a/0": 1, "a/9999999999999999": 2}) == {"a": [1, 2]}
 
 
 def test_containers_of_an_imported_step_come_back_as_with_orbax(tmp_path: Path) -> None:
