@@ -105,7 +105,7 @@ def test_without_a_target_containers_and_numbers_come_back_as_with_orbax(
     assert descriptions[1] == descriptions[0]
 
 
-def test_a_forged_position_of_a_list_makes_no_list_as_long():
+def test_a_forged_position_of_a_list_makes_no_list_as_long() -> None:
     containers = Containers.from_json({"lists": ["a"]})
     assert containers.nest({"a/0": 1, "a/9999999999999999": 2}) == {"a": [1, 2]}
 
