@@ -26,6 +26,8 @@ PROOFS = tests/deploy/test_image.py tests/documentation/test_notebook_cells.py t
 # stays in the source beside it. Ten minutes on two cores, once for each version in constraints.txt.
 LLAMA_CPP = .llama.cpp
 LLAMA_CPP_OPTIONS = -DLLAVA_BUILD=OFF -DGGML_NATIVE=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O1 -DCMAKE_C_FLAGS_RELEASE=-O2
+# Says when a long proof last passed whole, and keeps it if it does now.
+LONG_RUN = $(BIN)/python scripts/long_runs.py
 # What `make fuzz` names beside.
 ATTACKS = tests/service/fuzzing/test_forged_stores.py
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
@@ -93,23 +95,23 @@ test: $(DEV_STAMP) system compiler  ## run every test (TESTS=tests/storage for a
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q $(TESTS)
 
 faults: $(DEV_STAMP) compiler  ## inject faults by the hundred, and at every call of every verb (an hour); the counts land in benchmarks/results/faults.json
-	CAIRN_FAULTS=long TMPDIR=$${TMPDIR:-/tmp} $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 $(LONG_TESTS)
+	CAIRN_FAULTS=long TMPDIR=$${TMPDIR:-/tmp} $(LONG_RUN) faults -- $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 $(LONG_TESTS)
 
 fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions, and about forged stores (11 minutes; CAIRN_FUZZ_SECONDS=3600: an hour of these)
-	CAIRN_FAULTS=long $(BIN)/python -m pytest -q --timeout 3600 tests/service/fuzzing $(ATTACKS)
+	CAIRN_FAULTS=long $(LONG_RUN) fuzz -- $(BIN)/python -m pytest -q --timeout 3600 tests/service/fuzzing $(ATTACKS)
 
 families: $(DEV_STAMP)  ## hold every family against transformers, all its configs through everything (some 5 minutes)
-	CAIRN_FAMILIES=all $(BIN)/python -m pytest -n 2 --dist loadfile -q tests/interop/families
+	CAIRN_FAMILIES=all $(LONG_RUN) families -- $(BIN)/python -m pytest -n 2 --dist loadfile -q tests/interop/families
 
 proofs: $(DEV_STAMP) $(LLAMA_CPP)/.built  ## build and run the images, the notebook in Jupyter, whole models, files in llama.cpp, adapters in PEFT, steps in the oldest Orbax, all contenders (some 12 minutes; as many to build llama.cpp once)
-	TMPDIR=$${TMPDIR:-/tmp} $(BIN)/python -m pytest -n 2 --dist loadfile -q --timeout 900 $(PROOFS)
-	$(BIN)/python -m tests.peers $(ORBAX)
+	TMPDIR=$${TMPDIR:-/tmp} $(LONG_RUN) proofs -- $(BIN)/python -m pytest -n 2 --dist loadfile -q --timeout 900 $(PROOFS)
+	$(LONG_RUN) peers $(if $(ORBAX),,--part) -- $(BIN)/python -m tests.peers $(ORBAX)
 
 peers: $(DEV_STAMP)  ## run Orbax's own tests of its manager and its handlers against ours, and import what they leave (ORBAX=/path/to/its/checkout; some 15 minutes)
-	$(BIN)/python -m tests.peers $(ORBAX)
+	$(LONG_RUN) peers $(if $(ORBAX),,--part) -- $(BIN)/python -m tests.peers $(ORBAX)
 
 matrix:  ## run the tests of saving with oldest, pinned and newest versions (LEGS=oldest for one)
-	$(PYTHON) scripts/matrix.py $(LEGS)
+	$(PYTHON) scripts/long_runs.py matrix $(if $(LEGS),--part) -- $(PYTHON) scripts/matrix.py $(LEGS)
 
 check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, generated files, deployment files; builds the documentation
 	$(BIN)/ruff check .
