@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Final, NamedTuple
 
 import jax
+from pydantic import TypeAdapter, ValidationError
 
 from cairn.state.checkpointing import trees
 from cairn.state.checkpointing.gc_pause import pause_gc
@@ -36,6 +37,7 @@ from cairn.storage.store.uri import StoreURI
 
 __all__ = [
     "FittedItem",
+    "check_meta",
     "fit_item",
     "open_step",
     "read_meta",
@@ -125,6 +127,32 @@ def read_meta(step: Step) -> dict[str, Any]:
             next_step="Load another step, or restore this file from a backup.",
         )
     return meta
+
+
+def check_meta(meta: Any, fields: TypeAdapter[Any], *, path: StoreURI) -> None:
+    """Check the JSON item of a step, or a part of it.
+
+    Args:
+        meta: the JSON.
+        fields: its fields and their types.
+        path: the step.
+
+    Raises:
+        CorruptionError: a field has another type; all such fields are listed.
+    """
+    try:
+        fields.validate_python(meta)
+    except ValidationError as exc:
+        problems = [
+            f"{'/'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors()[:20]
+        ]
+        raise CorruptionError(
+            "the meta of the step is damaged",
+            path=path,
+            expected="fields as the save wrote them",
+            found="; ".join(problems),
+            next_step="Load another step, or restore the file `meta` from a backup.",
+        ) from exc
 
 
 def restore_item(

@@ -6,16 +6,19 @@ lists, and all other containers as dicts.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from pydantic import ConfigDict
+from typing_extensions import TypedDict
 
 from cairn.state.checkpointing.trees import child_nodes, is_variable, nest
 from cairn.storage.arrays.leaf_paths import keys_of, path_of
+from cairn.storage.errors import CorruptionError
 
-__all__ = ["Containers", "is_empty"]
+__all__ = ["Containers", "ContainersJson", "is_empty"]
 
 _NUMBERS: Final[Mapping[str, Any]] = {"bool": False, "int": 0, "float": 0.0, "complex": 0j}
 _EMPTIES: Final[Mapping[str, Callable[[], Any]]] = {
@@ -30,6 +33,16 @@ _SCALARS: Final = {"b": "bool", "i": "int", "u": "int", "f": "float", "c": "comp
 def is_empty(node: Any) -> bool:
     """Return True for None and empty containers: Orbax stores no leaf for them."""
     return node is None or (isinstance(node, Mapping | list | tuple) and not node)
+
+
+class ContainersJson(TypedDict, total=False):
+    """Stored form of `Containers`."""
+
+    __pydantic_config__ = ConfigDict(strict=True)  # type: ignore[misc]
+
+    lists: list[str]
+    empties: dict[str, Literal["None", "Dict", "List", "Tuple"]]
+    numbers: dict[str, Literal["bool", "int", "float", "complex"]]
 
 
 class Containers(NamedTuple):
@@ -87,21 +100,50 @@ class Containers(NamedTuple):
         return {path: _NUMBERS[kind] for path, kind in self.numbers.items() if path in leaves}
 
     def nest(self, leaves: Mapping[str, Any]) -> Any:
-        """Return the tree with these leaves, given by path: all leaves that the tree has."""
-        empties = {path: _EMPTIES[kind]() for path, kind in self.empties.items()}
-        if "" in empties:
-            return empties[""]
-        tree: Any = {"": nest({**leaves, **empties})}
+        """Return the tree with these leaves, given by path: all leaves that the tree has.
+
+        Raises:
+            CorruptionError: a container lies at or below a leaf, or a list has the keys of a dict.
+        """
+        tree: Any = {"": nest(leaves)}
+        for path, kind in self.empties.items():
+            folder, key = _slot(tree, path)
+            present = folder.get(key, {})
+            if not isinstance(present, dict) or present:
+                raise _misfit(path)
+            folder[key] = _EMPTIES[kind]()
         for path in sorted(self.lists, key=lambda path: len(keys_of(path)), reverse=True):
-            *outer, last = ("", *keys_of(path))
-            parent = tree
-            for key in outer:
-                parent = parent.get(key, {})
-            children = parent.get(last)
-            if isinstance(children, dict):
-                # By what is there: a forged position would ask for a list as long.
-                parent[last] = [children[key] for key in sorted(children, key=int)]
+            folder, key = _slot(tree, path)
+            children = folder.get(key, {})
+            if not isinstance(children, dict):
+                raise _misfit(path)
+            positions = [str(position) for position in range(len(children))]
+            if children.keys() != {*positions}:
+                raise _misfit(path)
+            if positions:
+                folder[key] = [children[position] for position in positions]
         return tree[""]
+
+
+def _slot(tree: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
+    """Return the dict that a node lies in, and its key there; dicts that are missing are added."""
+    *outer, last = ("", *keys_of(path))
+    folder = tree
+    for key in outer:
+        folder = folder.setdefault(key, {})
+        if not isinstance(folder, dict):
+            raise _misfit(path)
+    return folder, last
+
+
+def _misfit(path: str) -> CorruptionError:
+    return CorruptionError(
+        "the stored containers do not fit the leaves",
+        path=path,
+        expected="a container above leaves, or where no leaf is",
+        found="a leaf, or keys that are no positions of a list",
+        next_step="Load another step, or restore the file `meta` from a backup.",
+    )
 
 
 def _kind_of_empty(node: Any) -> str:

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from cairn.storage.errors import CorruptionError
+
 __all__ = [
     "RESTORE_ARGS",
     "SAVE_ARGS",
@@ -76,10 +78,23 @@ def as_json(state: Any) -> Any:
 
 
 def from_json(stored: Any) -> Any:
-    """Return the state of NumPy's generator from its JSON; the inverse of `as_json`."""
+    """Return the state of NumPy's generator from its JSON; the inverse of `as_json`.
+
+    Raises:
+        CorruptionError: an array's values are not of its dtype.
+    """
     match stored:
         case {"array": values, "dtype": dtype}:
-            return np.array(values, dtype)
+            try:
+                return np.array(values, dtype)
+            except (TypeError, ValueError, OverflowError) as exc:
+                raise CorruptionError(
+                    "the stored state of NumPy's generator is damaged",
+                    path=VALUE,
+                    expected=f"integers of the dtype {str(dtype)[:100]!r}",
+                    found=str(exc)[:200],
+                    next_step="Load another step, or restore the file `meta` from a backup.",
+                ) from exc
         case list():
             return tuple(map(from_json, stored))
         case dict():

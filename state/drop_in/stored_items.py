@@ -6,13 +6,15 @@ from typing import Any, Final
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
+from pydantic import ConfigDict, TypeAdapter
+from typing_extensions import TypedDict
 
 from cairn.state.checkpointing.modules import open_modules
-from cairn.state.checkpointing.restore import open_step, read_meta, stored_tree
+from cairn.state.checkpointing.restore import check_meta, open_step, read_meta, stored_tree
 from cairn.state.checkpointing.trees import flatten
-from cairn.state.drop_in.containers import Containers
+from cairn.state.drop_in.containers import Containers, ContainersJson
 from cairn.state.drop_in.item_args import SINGLE_ITEM, Kind, SaveItems
-from cairn.state.drop_in.single_values import VALUE
+from cairn.state.drop_in.single_values import VALUE, SingleValue
 from cairn.storage.arrays.orbax_tree import (
     META_ITEM,
     OLD_ROOT_METADATA,
@@ -31,6 +33,23 @@ _META_KEY: Final = "checkpoint_manager"
 
 _UNNAMED: Final = ("default", "")
 """Folders in which Orbax stores an item without a name."""
+
+
+class _OwnJson(TypedDict, total=False):
+    """JSON that the manager stores with a step; see `as_meta`."""
+
+    __pydantic_config__ = ConfigDict(strict=True)  # type: ignore[misc]
+
+    json: dict[str, Any]
+    single: bool
+    custom_metadata: dict[str, Any]
+    metadata: dict[str, Any]
+    values: dict[str, SingleValue]
+    item_metadata: dict[str, Any]
+    containers: dict[str, ContainersJson]
+
+
+_OWN_FIELDS: Final = TypeAdapter(_OwnJson)
 
 
 def as_meta(
@@ -73,6 +92,7 @@ class StoredItems:
 
         Raises:
             StorageError: the step does not exist any more, or its metadata can't be read.
+            CorruptionError: the manager's JSON in it has fields of other types.
         """
         self._reader = open_step(run.step_uri(info))
         self._folder = run.orbax_uri(info)
@@ -93,6 +113,7 @@ class StoredItems:
     def _own(self) -> dict[str, Any]:
         if self._plain is None:
             own: dict[str, Any] = read_meta(self._reader).get(_META_KEY, {})
+            check_meta(own, _OWN_FIELDS, path=self._reader.uri)
             return own
         meta = self._reader.meta()  # by item, unless "meta" is the only one
         named = {META_ITEM: meta} if {*self._plain.json_files} == {META_ITEM} else meta

@@ -8,7 +8,7 @@ from typing import Any, Final, SupportsIndex
 
 import jax
 import jax.numpy as jnp
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 from typing_extensions import TypedDict
 
 from cairn.interop.errors import ArgumentError
@@ -17,12 +17,16 @@ from cairn.state.checkpointing.iterators import Positions, find_positions, warn_
 from cairn.state.checkpointing.leaf_forms import dtype_name, is_key_dtype
 from cairn.state.checkpointing.load import agreed_checkpoint
 from cairn.state.checkpointing.processes import agreement
-from cairn.state.checkpointing.restore import read_meta, restore_item, restore_leaves
+from cairn.state.checkpointing.restore import (
+    check_meta,
+    read_meta,
+    restore_item,
+    restore_leaves,
+)
 from cairn.state.paths import named_leaves
 from cairn.state.states.memory_kinds import in_memory
 from cairn.storage.arrays.dtypes import dtype_named
 from cairn.storage.errors import (
-    CorruptionError,
     NotACheckpointError,
     TreeMismatchError,
     UnsupportedFormatError,
@@ -323,19 +327,7 @@ class StoredCheckpoint:
                 found=f"version {self.meta.get('version')!r}",
                 next_step="load it with the version of Cairn that saved it, or a newer one",
             )
-        try:
-            _META_FIELDS.validate_python(self.meta)
-        except ValidationError as exc:
-            problems = [
-                f"{'/'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors()[:20]
-            ]
-            raise CorruptionError(
-                "the meta of the step is damaged",
-                path=self.uri,
-                expected="fields as save_state writes them",
-                found="; ".join(problems),
-                next_step="load another step, or restore the file `meta` from a backup",
-            ) from exc
+        check_meta(self.meta, _META_FIELDS, path=self.uri)
 
 
 def stored_float(target: Any, record: LeafRecord) -> Any:

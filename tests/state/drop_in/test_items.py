@@ -18,11 +18,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from cairn import (
     Checkpointer,
     CheckpointManager,
+    CorruptionError,
     TreeMismatchError,
     UnsupportedFormatError,
     adopt,
 )
-from cairn.state.drop_in.containers import Containers
 from tests.devices import xla_flags
 from tests.programs.program import run as run_program
 from tests.storage.states import assert_same
@@ -105,9 +105,34 @@ def test_without_a_target_containers_and_numbers_come_back_as_with_orbax(
     assert descriptions[1] == descriptions[0]
 
 
-def test_a_forged_position_of_a_list_makes_no_list_as_long() -> None:
-    containers = Containers.from_json({"lists": ["a"]})
-    assert containers.nest({"a/0": 1, "a/9999999999999999": 2}) == {"a": [1, 2]}
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"json": []}, "json: Input should be a valid dictionary"),
+        ({"single": "yes"}, "single: Input should be a valid boolean"),
+        ({"values": {"state": "set"}}, "values/state: Input should be 'array'"),
+        ({"containers": {"state": {"lists": [3]}}}, "lists/0: Input should be a valid string"),
+        ({"containers": {"state": {"numbers": {"w": "set"}}}}, "numbers/w: Input should be 'bool'"),
+        ({"containers": {"state": {"lists": ["w"]}}}, "a leaf, or keys that are no positions"),
+        ({"containers": {"state": {"lists": ["dict"]}}}, "keys that are no positions"),
+        ({"containers": {"state": {"lists": ["far"]}}}, "keys that are no positions"),
+        ({"containers": {"state": {"lists": ["w/deeper"]}}}, "a leaf, or keys"),
+        ({"containers": {"state": {"empties": {"w": "List"}}}}, "do not fit the leaves"),
+        ({"containers": {"state": {"empties": {"": "None"}}}}, "do not fit the leaves"),
+        ({"containers": {"state": {"empties": {"w/deeper": "Dict"}}}}, "do not fit the leaves"),
+        (
+            {"json": {"rng": {"array": [1], "dtype": "set"}}, "values": {"rng": "numpy state"}},
+            "state of NumPy's generator is damaged",
+        ),
+    ],
+)
+def test_forged_json_of_the_manager_is_refused(tmp_path: Path, own: Any, message: str) -> None:
+    leaf = jnp.ones(2)
+    tree = {"w": leaf, "dict": {"a": leaf}, "far": {"0": leaf, "9999999999999999": leaf}}
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(1, {"state": tree}, meta={"checkpoint_manager": own})
+    with pytest.raises(CorruptionError, match=message):
+        restore(CheckpointManager, tmp_path / "run", None)
 
 
 def test_containers_of_an_imported_step_come_back_as_with_orbax(tmp_path: Path) -> None:
