@@ -15,7 +15,15 @@ import jax
 from cairn.state.checkpointing.trees import flatten, holds, is_variable
 from cairn.storage.errors import UnsupportedFormatError
 
-__all__ = ["FlatTrees", "OpenedItems", "TreePlan", "as_items", "open_modules"]
+__all__ = [
+    "FlatTrees",
+    "OpenedItems",
+    "TreePlan",
+    "any_module",
+    "as_items",
+    "nnx_kinds",
+    "open_modules",
+]
 
 _SINGLE_ITEM: Final = "state"
 """Name of the item if the caller gives a single tree."""
@@ -70,7 +78,7 @@ def open_modules(items: Mapping[str, Any]) -> OpenedItems:
 
     A Variable that several modules share, also across items, appears only in the first of them.
     """
-    variables, rest = _nnx_kinds(), _equinox_kinds()
+    variables, rest = nnx_kinds(), _equinox_kinds()
     kinds = variables + rest
     if not kinds or not holds(items, kinds):
         return OpenedItems(dict(items), dict)
@@ -133,7 +141,7 @@ class TreePlan:
         names = sorted(trees, key=str)
         leaves, structure = jax.tree.flatten([trees[name] for name in names])
         before, paths = self._last
-        if names == [*paths] and _is_same(structure, before) and not _any_module(leaves):
+        if names == [*paths] and _is_same(structure, before) and not any_module(leaves):
             left = iter(leaves)
             return {
                 name: dict(zip(own, islice(left, len(own)), strict=True))
@@ -186,12 +194,12 @@ def _is_stored(leaf: Any) -> bool:
 
 
 def _is_leaf(node: Any) -> bool:
-    if isinstance(node, _nnx_kinds() + _equinox_kinds()):
+    if isinstance(node, nnx_kinds() + _equinox_kinds()):
         return False
     return is_variable(node) or bool(jax.tree_util.all_leaves([node]))
 
 
-def _nnx_kinds() -> tuple[type, ...]:
+def nnx_kinds() -> tuple[type, ...]:
     """Return the classes of NNX modules, optimizers and metrics; empty if NNX is not imported."""
     nnx = sys.modules.get("flax.nnx")
     return () if nnx is None else (nnx.Pytree, nnx.Module)
@@ -202,9 +210,9 @@ def _equinox_kinds() -> tuple[type, ...]:
     return () if equinox is None else (equinox.Module,)
 
 
-def _any_module(leaves: list[Any]) -> bool:
+def any_module(leaves: list[Any]) -> bool:
     """Return True if a leaf is a module, which JAX treats as a leaf if `pytree=False`."""
-    return any(issubclass(kind, _nnx_kinds()) for kind in {*map(type, leaves)})
+    return any(issubclass(kind, nnx_kinds()) for kind in {*map(type, leaves)})
 
 
 def _is_same(structure: Any, before: Any) -> bool:

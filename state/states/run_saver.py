@@ -4,11 +4,10 @@ import logging
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, Self, SupportsIndex
+from typing import Any, Final, NamedTuple, Self, SupportsIndex
 
 import jax
 
@@ -21,6 +20,7 @@ from cairn.state.checkpointing.preemption import Preemption
 from cairn.state.checkpointing.processes import agreement, exchange
 from cairn.state.checkpointing.save_policy import DueReason, SavePolicy
 from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
+from cairn.state.checkpointing.saves.preparation import check_items
 from cairn.state.checkpointing.saves.save_handle import (
     SaveHandle,
     SaveState,
@@ -34,6 +34,15 @@ from cairn.state.checkpointing.saves.save_metrics import (
     record_started,
 )
 from cairn.state.states.due_steps import DueSteps, votes
+from cairn.state.states.saved_trees import (
+    SavedTrees,
+    StateOrTrees,
+    are_marked,
+    is_equal,
+    leaves_of,
+    mark_of,
+    reference_to,
+)
 from cairn.state.states.state_save import check_loadable, check_options
 from cairn.storage.errors import PolicyError, StepExistsError, StorageError
 from cairn.storage.runs.records.layout import check_step
@@ -55,17 +64,6 @@ _OWN_OPTIONS: Final = frozenset(
 )
 
 
-class Saveable(Protocol):
-    """A state that can be saved: an `EasyDeLState` or a `TrainState`."""
-
-    @property
-    def step(self) -> Any:
-        """Number of optimizer steps taken."""
-
-    def save_state(self, save_directory: str, /, **options: Any) -> SaveHandle:
-        """Start a save, and return its handle."""
-
-
 Options = dict[str, Mapping[str, Any] | None]
 """Arguments of `save_state` that belong to one step."""
 
@@ -74,12 +72,12 @@ class _LastStep(NamedTuple):
     """State of the last call of `step` or `save`, which `close` may have to save.
 
     Attributes:
-        state: reference to the state.
+        state: function that returns the state, or None if it is gone.
         step: the step's number; None if the caller passed none.
         options: arguments of `save_state` for this step.
     """
 
-    state: weakref.ref[Any]
+    state: Callable[[], StateOrTrees | None]
     step: int | None
     options: Options
 
@@ -151,7 +149,7 @@ class RunSaver:
         dedup: DedupPolicy | None = None,
         reuse_buffers: bool | None = None,
         host_memory: int | None = None,
-        like: Saveable | None = None,
+        like: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.uri = parse_uri(run_uri)
@@ -220,7 +218,7 @@ class RunSaver:
     @call_of_save()
     def step(
         self,
-        state: Saveable,
+        state: Any,
         *,
         step: SupportsIndex | None = None,
         metrics: Mapping[str, Any] | None = None,
@@ -234,12 +232,13 @@ class RunSaver:
         If the step is not due, the call does not wait, not even for devices.
 
         Args:
-            state: the state after this step.
+            state: the state after this step, or trees by name, such as `{"model": model,
+                "optimizer": optimizer}`, as `Checkpointer.save` takes them.
             step: the step's number. If None, the first call reads it from the state, and each later
-                one adds 1.
+                one adds 1. Trees have no number: with them the first call must have one.
             metrics: numbers of this step, by name.
             labels: texts to store with the step, by name.
-            extras: JSON to store with the step.
+            extras: JSON to store with the step; with trees, it is the step's `meta`.
             iterators: iterators of training data, by name, whose positions to store with the step;
                 see `Checkpointer.save`. With `on_preemption`, each call gets their states, since
                 `close` may have to save this step after they have advanced.
@@ -256,16 +255,23 @@ class RunSaver:
                 still under way at the deadline.
             StoreUnavailableError: the store does not respond in time.
             ConfigError: in the first call, due or not: `load_state` could never load this state.
+            UnsupportedLeafError: in the first call, due or not: the trees can't be stored.
             ArgumentError: the saver is closed, or the deadline is not above 0; or in the first
-                call, due or not: `save_state` refuses the `save_options` for this state.
+                call, due or not: the state has no number and none was passed, or its save refuses
+                the `save_options`.
             Exception: `save_state` of the state failed; the save is refused, as `last` shows.
         """
         self._check_open()
         _check_deadline(deadline)
+        state = state if hasattr(state, "save_state") else SavedTrees(state)
         before = self._due.previous
         if before is None:  # check now: the first save may come hours later
             check_loadable(state)
-            check_options(state, self._options)
+            call = f"{type(state).__name__}.save_state"
+            if isinstance(state, SavedTrees):
+                check_items(state.items)
+                call = "Checkpointer.save"
+            check_options(state, self._options, call=call)
         if step is not None:
             number = check_step(step)
         else:
@@ -274,7 +280,9 @@ class RunSaver:
         self._lost_count = refusal is not None and not self._many
         if refusal is not None and self._lost_count:
             raise refusal
-        last = _LastStep(weakref.ref(state), None if step is None else number, options)
+        # Saved without a number, a state gets its own.
+        own_number = step is None and not isinstance(state, SavedTrees)
+        last = _LastStep(self._reference(state), None if own_number else number, options)
         if refusal is None:
             self._at = last
         busy = self._begun is not None and not self._begun.done
@@ -297,7 +305,7 @@ class RunSaver:
     @call_of_save()
     def save(
         self,
-        state: Saveable,
+        state: Any,
         *,
         step: SupportsIndex | None = None,
         metrics: Mapping[str, Any] | None = None,
@@ -313,8 +321,8 @@ class RunSaver:
         `overwrite=True` in the `save_options`, a different state or new arguments are saved, too.
 
         Args:
-            state: the state.
-            step: the step's number; None for the state's.
+            state: the state, or trees by name, as for `step`.
+            step: the step's number; None for the state's. Trees have none.
             metrics: numbers to store with the step, by name.
             labels: texts to store with the step, by name.
             extras: JSON to store with the step.
@@ -330,11 +338,13 @@ class RunSaver:
                 still under way at the deadline.
             StepExistsError: this step was just saved, with another state or other arguments.
             StoreUnavailableError: the store does not respond in time.
-            ArgumentError: the saver is closed, or the deadline is not above 0.
+            ArgumentError: the saver is closed, the deadline is not above 0, or trees came without
+                the step's number.
             Exception: `save_state` of the state failed; the save is refused, as `last` shows.
         """
         self._check_open()
         _check_deadline(deadline)
+        state = state if hasattr(state, "save_state") else SavedTrees(state)
         number = int(state.step) if step is None else check_step(step)
         options, refusal = self._options_of(metrics, labels, extras, iterators)
         if refusal is not None and not self._many:
@@ -345,7 +355,7 @@ class RunSaver:
                 return self._begun
             if not self._options.get("overwrite"):
                 raise self._already_saved_error(number, new)
-        last = _LastStep(weakref.ref(state), number, options)
+        last = _LastStep(self._reference(state), number, options)
         with deadline_after(deadline):
             return self._save(state, last, DueReason.ASKED)
 
@@ -361,6 +371,10 @@ class RunSaver:
         self._close(saving=True)
 
     # -- saving --------------------------------------------------------------------------------
+
+    def _reference(self, state: StateOrTrees) -> Callable[[], StateOrTrees | None]:
+        """Return a function that returns the state for `close`, or None if it can't need it."""
+        return (lambda: None) if self._preemption is None else reference_to(state)
 
     def _options_of(
         self,
@@ -399,22 +413,16 @@ class RunSaver:
         begun = self._begun
         return begun is not None and self._begun_at is last and begun.state in _KEPT
 
-    def _unsaved_parts(self, state: Saveable, options: Options) -> list[str]:
+    def _unsaved_parts(self, state: StateOrTrees, options: Options) -> list[str]:
         """Return the differences from the previous save, such as "metrics 'loss'"; may be empty."""
-        marks, leaves = self._saved_leaves, jax.tree.leaves(state)
-        # The state is the previous one if it has the very leaves of these marks.
-        is_same = len(leaves) == len(marks) and all(
-            mark() is leaf if isinstance(mark, weakref.ref) else _is_equal(mark, leaf)
-            for mark, leaf in zip(marks, leaves, strict=True)
-        )
-        new = [] if is_same else ["another state"]
+        new = [] if are_marked(leaves_of(state), self._saved_leaves) else ["another state"]
         for what, values in options.items():
             saved_before = self._begun_at.options.get(what) or {} if self._begun_at else {}
             new += [
                 f"{what} {name!r}"
                 for name, value in (values or {}).items()
                 if name not in saved_before
-                or not (what == "iterators" or _is_equal(value, saved_before[name]))
+                or not (what == "iterators" or is_equal(value, saved_before[name]))
             ]
         return new
 
@@ -439,17 +447,18 @@ class RunSaver:
         self._last = handle
         return handle
 
-    def _save(self, state: Saveable, last: _LastStep, reason: DueReason) -> SaveHandle:
+    def _save(self, state: StateOrTrees, last: _LastStep, reason: DueReason) -> SaveHandle:
         """Start a save of the state, and return its handle."""
         self._due.begin()
         number, metrics = last.step, last.options.get("metrics") or {}
+        options: dict[str, Any] = {**last.options, **self._options}
         try:
-            handle = state.save_state(str(self.uri), step=number, **last.options, **self._options)
+            handle = state.save_state(str(self.uri), step=number, **options)
         except Exception as exc:
             self._last = self._refused(exc, number)
             raise
         handle.reason = reason
-        self._saved_leaves = [_mark(leaf) for leaf in jax.tree.leaves(state)]
+        self._saved_leaves = [mark_of(leaf) for leaf in leaves_of(state)]
         self._at = self._begun_at = last  # `save` may have saved a later step than the last `step`
         record_started(handle)
         if number is None:
@@ -475,7 +484,9 @@ class RunSaver:
         step = self._due.previous if number is None else number
         return record_refusal(error, step=-1 if step is None else step, uri=self.uri)
 
-    def _save_before_end(self, state: Saveable | None, last: _LastStep | None) -> SaveHandle | None:
+    def _save_before_end(
+        self, state: StateOrTrees | None, last: _LastStep | None
+    ) -> SaveHandle | None:
         """Save the current step before the process ends, and wait for it until the deadline.
 
         Args:
@@ -572,7 +583,7 @@ class RunSaver:
         state = None if self._at is None else self._at.state()
         # A training step may have taken over the state's memory (donation).
         is_gone = any(
-            isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(state)
+            isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves_of(state)
         )
         there = state is not None and not is_gone
         said = votes(self._preemption.announced, there)
@@ -635,19 +646,3 @@ def _copied(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _copied(member) for key, member in value.items()}
     return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
-
-
-def _mark(leaf: Any) -> Any:
-    """Return a mark that identifies a leaf without keeping its array alive."""
-    try:
-        return weakref.ref(leaf)
-    except TypeError:  # a number
-        return leaf
-
-
-def _is_equal(first: Any, other: Any) -> bool:
-    """Return whether two values are equal; NaN equals NaN."""
-    try:
-        return bool(first is other or first == other or (first != first and other != other))
-    except (TypeError, ValueError):  # arrays of several numbers
-        return False

@@ -181,8 +181,13 @@ def check_loadable(state: Any) -> None:
             check()
 
 
-def check_options(state: Any, options: Mapping[str, Any]) -> None:
+def check_options(state: Any, options: Mapping[str, Any], *, call: str) -> None:
     """Check, before the first save, options for the state's `save_state`.
+
+    Args:
+        state: the state.
+        options: arguments of its `save_state`.
+        call: name of the method that documents them, for the error.
 
     Raises:
         ArgumentError: if `save_state` has no such argument, or `merge_lora` is given and there are
@@ -194,7 +199,7 @@ def check_options(state: Any, options: Mapping[str, Any]) -> None:
     except TypeError as exc:
         raise ArgumentError(
             path="save_options",
-            expected=f"arguments of {type(state).__name__}.save_state",
+            expected=f"arguments of {call}",
             found=str(exc).removeprefix("got "),
             next_step="correct them, or leave them out",
         ) from exc

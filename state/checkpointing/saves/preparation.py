@@ -46,7 +46,15 @@ from cairn.storage.store.bounds import check_writable
 from cairn.storage.store.records import canonical_json
 from cairn.storage.store.uri import check_segment, is_text
 
-__all__ = ["PreparedTree", "Save", "may_be_digested", "places_of", "prepare", "shards_here"]
+__all__ = [
+    "PreparedTree",
+    "Save",
+    "check_items",
+    "may_be_digested",
+    "places_of",
+    "prepare",
+    "shards_here",
+]
 
 _RESERVED_ITEMS: Final = frozenset(
     {META_ITEM, "metrics", "descriptor", "default", "auto"}
@@ -209,6 +217,22 @@ def prepare(
         compression=compression,
     )
     return save, prepared
+
+
+def check_items(items: Any) -> None:
+    """Check, before the first save, that these items can be saved. Reads no array.
+
+    Args:
+        items: the items, as for `Checkpointer.save`.
+
+    Raises:
+        InvalidURIError: an item's name can't be used.
+        UnsupportedFormatError: `items` is neither a tree nor a mapping of trees.
+        UnsupportedLeafError: leaves or keys of an item can't be stored; all are listed.
+    """
+    for name, leaves in TreePlan().flatten(items).items():
+        _check_name(name)
+        store_form(leaves, without=leaves.keys())
 
 
 def _digests(
