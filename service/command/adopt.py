@@ -84,6 +84,9 @@ def _list_adoption(adoption: "Adoption", folder: str) -> None:
     print_table(console, ("step", "found"), sorted(states.items()))
     for line in (*adoption.left, *adoption.problems):
         errors.print(line, soft_wrap=True, markup=False)
+    if not states:
+        errors.print("No step is listed.")
+        return
     from cairn.storage.store.disk.confinement import is_within  # imports TensorStore
     from cairn.storage.store.uri import parse_uri
 

@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 from cairn.installation import InstallationError
+from cairn.interop.errors import InteropError
 from cairn.service.errors import (
     AddressError,
     NoCheckpointError,
@@ -81,6 +82,7 @@ _DAMAGED: Final = {
 _OF_ERRORS: Final[Mapping[type[Exception], tuple[ExitStatus, str, str]]] = {
     Exception: (ExitStatus.FAILED, "failed", "Failed"),
     InstallationError: (ExitStatus.FAILED, "installation", "A package is missing"),
+    InteropError: (ExitStatus.USAGE, "invalid-model", "The model's config or map can't be used"),
     AddressError: (ExitStatus.USAGE, "invalid-address", "No address of a checkpoint"),
     NoCheckpointError: (ExitStatus.NOT_FOUND, "step-not-found", "No such step"),
     OperationFailedError: (
@@ -141,7 +143,7 @@ _OF_ERRORS: Final[Mapping[type[Exception], tuple[ExitStatus, str, str]]] = {
         "The store does not answer",
     ),
 }
-KNOWN: Final = (ServiceError, StorageError, InstallationError)
+KNOWN: Final = (ServiceError, StorageError, InteropError, InstallationError)
 """Errors that users can act on; any other is a bug of the program, and shows a traceback."""
 
 
@@ -166,8 +168,8 @@ def problem_of(error: Exception) -> dict[str, Any]:
     problem: dict[str, Any] = {"type": _PREFIX + slug, "title": title, "detail": str(error)}
     if isinstance(error, ProblemError):
         problem |= {"type": _PREFIX + error.slug, "title": error.title, "status": error.status}
-    if isinstance(error, StorageError):
-        problem |= {"instance": error.path} if error.path else {}
+    if isinstance(error, StorageError | InteropError):
+        problem |= {"instance": str(error.path)} if error.path else {}
         problem |= {"problems": list(error.problems)} if error.problems else {}
     return problem
 

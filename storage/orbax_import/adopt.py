@@ -117,8 +117,8 @@ def adopt(
 
     Args:
         folder: a folder of checkpoints, such as a CheckpointManager's, or a single checkpoint.
-        run: address of the run, which is created if it does not exist; by default beside the
-            folder, with the folder's name and ".cairn".
+        run: address of the run, which is created if it does not exist and a step can be listed;
+            by default beside the folder, with the folder's name and ".cairn".
         step: number of the step, if the folder is a single checkpoint; by default the number in the
             folder's name, or 0.
         model: which leaves belong to a model of a known family. Each step then has an item "model"
@@ -145,6 +145,10 @@ def adopt(
     source = parse_uri(folder)
     target = _beside(source) if run is None else parse_uri(run)
     contents, there = _looked(source, target, step, clock)
+    refusals = [] if there else _refusals(contents, model)
+    if refusals and len(refusals) == len(contents.steps):  # a run without steps would help nobody
+        problems = sorted([*refusals, *contents.problems])
+        return Adoption(target, (), (), (), tuple(problems), tuple(sorted(contents.left)))
     imported = there or _made(source, target, is_default=run is None, clock=clock)
     adopted = []
     with ExitStack() as stack:
@@ -338,6 +342,21 @@ def _made(source: StoreURI, target: StoreURI, *, is_default: bool, clock: Clock)
             next_step="Say where the run is to be.",
         ) from exc
     return _refuse_another(created, source)
+
+
+def _refusals(contents: FolderContents, model: ModelMap | None) -> list[str]:
+    """Return a line for each step until one whose metadata shows no reason to refuse it."""
+    refusals = []
+    for uri in contents.steps.values():
+        try:
+            plain = plain_items(uri).plain
+            if model is not None:
+                with_model(uri, plain, model)
+        except _REFUSED as exc:
+            refusals.append(f"{uri.name}: {exc}")
+        else:
+            break
+    return refusals
 
 
 def _refuse_another(run: Run, source: StoreURI) -> Run:

@@ -195,8 +195,10 @@ def test_a_map_that_does_not_make_the_model_names_every_leaf(root, tmp_path):
         "model/norm/scale: no leaf is mapped to it",
         "h_0/attn/q: mapped to model/layers/0/self_attn/k_proj/kernel, as",
         "model/layers/1/self_attn/q_proj/kernel: no leaf is mapped to it",
+        "No step is listed",
     ):
         assert part in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_wrong_calls_are_one_line(tmp_path):
@@ -213,3 +215,8 @@ def test_wrong_calls_are_one_line(tmp_path):
         done = cairn_here("adopt", str(tmp_path), "--config", str(file), "--map", str(file))
         assert done.returncode == 2
         assert file.name in done.stderr.replace("\n", "").replace("│", "")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "mistyped"}))
+    done = cairn_here("adopt", str(tmp_path), "--config", str(file), "--map", str(file))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "found 'mistyped'" in done.stderr

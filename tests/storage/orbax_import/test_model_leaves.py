@@ -37,6 +37,7 @@ def test_leaves_that_are_no_weights_are_not_mapped_to_weights(tmp_path, dtype):
     manager(tmp_path / "old", LEAVES | {"a": np.ones((4, 4), dtype)}, steps=(5,))
     report = adopt(tmp_path / "old", model=model(RULES))
     assert report.adopted == ()
+    assert not (tmp_path / "old.cairn").exists()
     assert f"state/a: mapped to a, which is floating, stored {dtype}" in report.problems[0]
 
 
