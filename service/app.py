@@ -75,7 +75,7 @@ from cairn.service.routes import (
     workers,
     writers,
 )
-from cairn.service.settings import Settings, is_loopback, load_settings
+from cairn.service.settings import Settings, load_settings
 
 logger = logging.getLogger(__name__)
 
@@ -283,10 +283,11 @@ def _by_token(settings: Settings) -> Callable[[str], Caller] | None:
 
 def _refuse_without_keys(settings: Settings, catalog: Catalog) -> None:
     """Raise if other machines can reach the server, but nobody has a key or token."""
-    if settings.oidc_issuer or is_loopback(settings.host):
+    if not settings.needs_key:
         return
-    if has_valid_key(catalog, now=datetime.now(UTC)):
-        return
+    with catalog.read() as session:
+        if has_valid_key(session, now=datetime.now(UTC)):
+            return
     raise SettingsError(
         f"CAIRN_HOST: {settings.host!r} can be reached by others: expected a key that counts, "
         "found none. Make one with `cairn keys create --name NAME --scope admin`, with the "

@@ -505,6 +505,11 @@ class Settings(BaseSettings):
             for name, uri in named.items()
         }
 
+    @property
+    def needs_key(self) -> bool:
+        """True if others can reach the server, and only keys tell it who they are."""
+        return not self.oidc_issuer and not is_loopback(self.host)
+
     def rules_without_roots(self, added: Iterable[str]) -> list[str]:
         """Describe the gates, schedules and automations that match no root.
 

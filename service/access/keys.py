@@ -9,7 +9,8 @@ from hashlib import sha256
 from hmac import compare_digest
 from typing import Final
 
-from sqlalchemy import ColumnElement, or_, select, update
+from sqlalchemy import ColumnElement, Connection, or_, select, update
+from sqlalchemy.orm import Session
 
 from cairn.service.access.callers import Caller, Scope
 from cairn.service.catalog.engine import Catalog
@@ -135,10 +136,9 @@ def note_use(catalog: Catalog, identity: str, *, now: datetime) -> None:
         session.execute(update(KeyRow).where(KeyRow.id == identity).values(last_used=now))
 
 
-def has_valid_key(catalog: Catalog, *, now: datetime) -> bool:
+def has_valid_key(catalog: Session | Connection, *, now: datetime) -> bool:
     """Return whether at least one key is valid."""
-    with catalog.read() as session:
-        return session.scalar(select(KeyRow.id).where(*_counting(now)).limit(1)) is not None
+    return catalog.scalar(select(KeyRow.id).where(*_counting(now)).limit(1)) is not None
 
 
 def counts(row: KeyRow, now: datetime) -> bool:

@@ -66,10 +66,10 @@ class Scanner:
         self._woken.set()
 
     def close(self) -> None:
-        """Stop, and wait for a scan under way."""
+        """Stop, and wait for a scan under way; a server that could not start has none."""
         self._stop.set()
         self._woken.set()
-        if self._seconds:
+        if self._thread.ident is not None:
             self._thread.join()
 
     def _scan(self) -> None:

@@ -66,6 +66,8 @@ def serve_until_signalled(settings: Settings, announce: Callable[[str], None]) -
         proxy_headers=False,  # headers of a proxy are not trusted: the peer's address counts
     )
     server = _Server(config, application, lambda: announce(url))
+    # The failure is told once, as the command's error.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: startup.failure is None)
     _allow_open_files(4 * BoundedConnection.most)
     with listener:
         try:

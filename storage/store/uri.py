@@ -230,6 +230,14 @@ def _parse_plain(plain: str) -> StoreURI:
             found="'~'" if plain.startswith("~") else "'..'",
             next_step="Give the absolute path.",
         )
+    if "://" in plain:  # such as `name=gs://bucket`, which would be a folder of that name
+        raise InvalidURIError(
+            "invalid path",
+            path=repr(plain),
+            expected=_ALLOWED,
+            found="'://' within a path",
+            next_step="Give the URI alone.",
+        )
     absolute = os.path.abspath(plain)
     return _parse_rest("file", f"/{absolute.lstrip('/')}", plain)
 

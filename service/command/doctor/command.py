@@ -119,6 +119,7 @@ def _checks(url: str | None, *, probe: bool, seconds: float) -> dict[str, Check]
             checks[f"root {name}"] = partial(_root, name, uri, probe, seconds)
         checks["catalog"] = lambda: _catalog(settings.database_url, seconds)
         checks["added roots"] = lambda: _added_roots(settings, probe, seconds)
+        checks["keys"] = lambda: _keys(settings, seconds)
         checks["jobs"] = lambda: _jobs(settings.jobs_database_url, seconds)
     checks["server"] = lambda: check_server(
         url, os.environ, version=installed_version(), seconds=seconds
@@ -142,6 +143,12 @@ def _added_roots(settings: Settings, probe: bool, seconds: float) -> Iterable[Fi
     from cairn.service.command.doctor.databases import check_added_roots
 
     return check_added_roots(settings, probe=probe, seconds=seconds)
+
+
+def _keys(settings: Settings, seconds: float) -> Iterable[Finding]:
+    from cairn.service.command.doctor.databases import check_keys
+
+    return check_keys(settings, seconds=seconds)
 
 
 def _jobs(url: str, seconds: float) -> Iterable[Finding]:

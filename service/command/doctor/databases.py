@@ -2,14 +2,16 @@
 
 import shlex
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from sqlalchemy import URL, Engine, create_engine, inspect, make_url, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from cairn.service.access.keys import has_valid_key
 from cairn.service.catalog.migrate import is_newer_and_works, known_revisions, revisions
-from cairn.service.catalog.models import AddedRootRow
+from cairn.service.catalog.models import AddedRootRow, KeyRow
 from cairn.service.catalog.roots import overlap_of
 from cairn.service.command.doctor.findings import Finding, Outcome
 from cairn.service.command.doctor.stores import check_root
@@ -20,6 +22,7 @@ from cairn.storage.store.uri import parse_uri
 
 _SERVER_SCHEMA: Final = "dbos"
 _ADDED: Final = "added roots"
+_KEYS: Final = "keys"
 
 
 def check_catalog(url: str, *, seconds: float) -> Iterator[Finding]:
@@ -90,6 +93,38 @@ def check_added_roots(settings: Settings, *, probe: bool, seconds: float) -> Ite
         for rule in settings.rules_without_roots(added):
             fix = "correct the pattern, or add the root"
             yield Finding("settings", Outcome.WARN, f"{rule} fits no root, and does nothing", fix)
+
+
+def check_keys(settings: Settings, *, seconds: float) -> Iterator[Finding]:
+    """Check that a server that others can reach has a key, without which it does not start.
+
+    It does not report an unreadable catalog: `check_catalog` does.
+
+    Args:
+        settings: Settings of the server.
+        seconds: Time to wait for the catalog.
+    """
+    if not settings.needs_key:
+        return
+    valid = False
+
+    def look(check: str, engine: Engine, shown: str) -> Finding:
+        nonlocal valid
+        with engine.connect() as connection:
+            if inspect(connection).has_table(KeyRow.__tablename__):
+                valid = has_valid_key(connection, now=datetime.now(UTC))
+        return Finding(check, Outcome.OK, shown)
+
+    url = settings.database_url
+    read = list(_check_database(_KEYS, "CAIRN_DATABASE_URL", url, seconds, look))
+    if any(finding.outcome is Outcome.FAIL for finding in read):
+        return
+    if valid:
+        yield Finding(_KEYS, Outcome.OK, "there is a valid key")
+        return
+    text = f"CAIRN_HOST: {settings.host!r} can be reached by others, and there is no valid key: "
+    text += "the server does not start"
+    yield Finding(_KEYS, Outcome.FAIL, text, "cairn keys create --name NAME --scope admin")
 
 
 def _check_database(

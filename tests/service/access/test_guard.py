@@ -222,7 +222,7 @@ def test_database_that_is_away_is_503_and_lets_nobody_in(http, app, keys, monkey
 
 
 def test_server_that_others_can_reach_does_not_start_without_a_key(settings, keys):
-    reachable = Settings(**settings.model_dump() | {"host": "0.0.0.0"})
+    reachable = Settings(**settings.model_dump() | {"host": "0.0.0.0", "scan_seconds": 60})
     with (
         pytest.raises(SettingsError, match=r"CAIRN_HOST: '0.0.0.0' .* `cairn keys create"),
         TestClient(create_app(reachable, jobs=False)),

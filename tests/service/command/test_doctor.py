@@ -305,6 +305,29 @@ def test_a_catalog_is_of_this_version_behind_or_ahead(database_url, tmp_path):
     assert "newer Cairn" in look().found
 
 
+def test_a_server_that_would_not_start_for_lack_of_a_key_is_told(root, tmp_path):
+    reachable = {
+        "CAIRN_ROOT": str(root),
+        "CAIRN_DATA_DIR": str(tmp_path / "data"),
+        "CAIRN_AUTH": "keys",
+        "CAIRN_HOST": "0.0.0.0",
+    }
+
+    def look(status):
+        told = doctor("--no-probe", status=status, **reachable)
+        return [one for one in told if one["check"] == "keys"]
+
+    (finding,) = look(1)
+    assert (finding["outcome"], finding["fix"]) == (
+        "fail",
+        "cairn keys create --name NAME --scope admin",
+    )
+    made = cairn_here("keys", "create", "--name", "ops", "--scope", "admin", **reachable)
+    assert made.returncode == 0, made.stderr
+    (finding,) = look(0)
+    assert finding["outcome"] == "ok"
+
+
 def test_jobs_are_looked_for_where_the_engine_keeps_them(database_url):
     (one,) = check_jobs(database_url, seconds=5)
     assert one.outcome is (Outcome.OK if database_url.startswith("sqlite") else Outcome.WARN)

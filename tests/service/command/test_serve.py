@@ -105,6 +105,16 @@ def test_signal_ends_the_server_with_a_job_and_an_event_stream_under_way(root, t
             list(lines)  # ends, and is not cut off
 
 
+def test_a_server_that_others_can_reach_says_in_one_line_that_it_needs_a_key(root, tmp_path):
+    done = cairn(
+        *("serve", "--root", str(root), "--data-dir", str(tmp_path), "--port", "0"),
+        CAIRN_AUTH="keys",
+        CAIRN_HOST="0.0.0.0",
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "`cairn keys create --name NAME --scope admin`" in done.stderr
+
+
 def test_watch_outlives_a_restart_of_the_server(root, tmp_path):
     with serving(root, tmp_path, program=SLOW) as (url, server), watching(url) as (watcher, _):
         server.terminate()

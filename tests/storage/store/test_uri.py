@@ -70,6 +70,7 @@ def test_every_form_of_a_uri():
     "text",
     [
         "",
+        "default=gs://my-bucket/x",
         "gs://b/../../etc/passwd",
         "gs://my-bucket/../x",
         "gs://my-bucket/a//b",
