@@ -28,7 +28,6 @@ MODULES: Final = {
         "backports",
         "fsspec",
         "gcsfs",
-        "google_crc32c",
         "ml_dtypes",
         "numpy",
         "tensorstore",

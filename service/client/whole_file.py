@@ -58,7 +58,7 @@ def take_alone(file: IO[Any], refusal: Exception) -> None:
 
 def crc32c_of(path: Path) -> str:
     """Return the CRC-32C of a file as eight hexadecimal digits."""
-    import google_crc32c  # optional: other requests work without it
+    import google_crc32c  # here: most requests need none
 
     checksum = google_crc32c.Checksum()
     with path.open("rb") as file:

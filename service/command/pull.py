@@ -1,8 +1,10 @@
 """`cairn pull`: keeps an export of a checkpoint on a host that serves the model."""
 
+import os
+import subprocess
 import time
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -10,7 +12,7 @@ from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
 from cairn.service.client.lookup import find_checkpoint
 from cairn.service.client.protocol.paths import DEFAULT_ROOT
-from cairn.service.client.pull import Pulled, pull
+from cairn.service.client.pull import CURRENT, Pulled, pull
 from cairn.service.command.options import (
     SIZE,
     TIME,
@@ -28,6 +30,11 @@ from cairn.service.schemas import Checkpoint, Response
 app: Final = typer.Typer()
 
 EVERY_SECONDS: Final = 10.0
+
+EXECUTED: Final = ".executed"
+"""File in the folder with the version for which the command of `--exec` last succeeded."""
+
+STDERR: Final = 2
 
 
 class PulledStep(Response):
@@ -55,6 +62,18 @@ def pull_command(
         typer.Option(metavar="N", min=0, help="Replaced versions that stay; default: all."),
     ] = None,
     despite_damage: DespiteDamageOption = None,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            "--exec",
+            metavar="COMMAND",
+            help="Shell command to run after `current` has changed, such as a restart of the "
+            "server of models; again at the next pull if it fails.",
+        ),
+    ] = None,
+    kind: Annotated[
+        Literal["huggingface", "gguf"], typer.Option("--format", help="gguf: one file.")
+    ] = "huggingface",
     dtype: DtypeOption = None,
     max_shard_size: Annotated[
         str, typer.Option(help="Of one file, such as 500MB, 5GB or 5GiB.", **SIZE)
@@ -67,9 +86,11 @@ def pull_command(
 
     FOLDER/current is a link to complete, verified files; it changes atomically. An interrupted
     download continues where it stopped. Replaced versions stay, unless --keep limits them.
+    The command of --exec has PULLED_RUN, PULLED_STEP and PULLED_FOLDER in its
+    environment; what it prints is on standard error.
     """
     address = Address.parse(checkpoint)
-    options = {"dtype": dtype, "max_shard_size": max_shard_size}
+    options = {"format": kind, "dtype": dtype, "max_shard_size": max_shard_size}
     pulled_last: Checkpoint | None = None
     with Client(url) as client:
         while True:
@@ -90,6 +111,8 @@ def pull_command(
                         despite_damage=despite_damage,
                     )
                     _say(pulled, json, said=not watch or pulled.changed)
+                    if command is not None:
+                        _execute(command, folder, pulled)
                     if watch and pulled_last is None:
                         stays = f"Watching {checkpoint} for another step; Ctrl-C ends it."
                         errors.print(stays, soft_wrap=True, markup=False)
@@ -107,6 +130,33 @@ def pull_command(
             if not watch:
                 return
             time.sleep(EVERY_SECONDS if every is None else every)
+
+
+def _execute(command: str, folder: Path, pulled: Pulled) -> None:
+    """Run the command of `--exec`, unless it has succeeded for this version.
+
+    A pull that is killed after the switch leaves it to the next one.
+
+    Raises:
+        PullError: The command fails.
+    """
+    executed, version = folder / EXECUTED, pulled.folder.name
+    if executed.is_file() and executed.read_text() == version:
+        return
+    described = {
+        "PULLED_RUN": pulled.run,
+        "PULLED_STEP": str(pulled.step),
+        "PULLED_FOLDER": str(pulled.folder.absolute()),
+    }
+    status = subprocess.run(
+        command, shell=True, stdout=STDERR, env={**os.environ, **described}
+    ).returncode
+    if status != 0:
+        raise PullError(
+            f"{command}: expected exit status 0 after {folder / CURRENT} changed to "
+            f"{version}, found {status}. The next pull runs it again."
+        )
+    executed.write_text(version)
 
 
 def _say(pulled: Pulled, json: bool, *, said: bool) -> None:

@@ -49,7 +49,7 @@ async def fetch_checked(
     Raises:
         DownloadError: The file is wrong a second time, or another process writes it.
     """
-    import google_crc32c  # optional: other requests work without it
+    import google_crc32c  # here: most requests need none
 
     for again in (True, False):
         checksum = google_crc32c.Checksum()

@@ -5,7 +5,7 @@ import binascii
 from collections.abc import AsyncGenerator
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 from anyio import AsyncFile
@@ -65,9 +65,11 @@ async def _fetch(http: httpx.AsyncClient, path: str, file: AsyncFile[bytes]) -> 
 
     The server can't verify a file that it sends in ranges, so the client has to.
     """
+    import google_crc32c  # here: most requests need none
+
     etag: str | None = None
     expected: str | None = None
-    checksum = _checksum()
+    checksum = google_crc32c.Checksum()
     failures = 0
     while True:
         before = await file.tell()
@@ -81,35 +83,22 @@ async def _fetch(http: httpx.AsyncClient, path: str, file: AsyncFile[bytes]) -> 
                     await file.seek(0)
                     await file.truncate()
                     expected = _expected_crc32c(response.headers.get("repr-digest", ""))
-                    checksum = _checksum()
-                    # Without CRC-32C here, only the server can compare the checksum, and only if it
-                    # sends the whole file: then do not resume.
-                    apart = expected is None or checksum is not None
-                    etag = _strong(response.headers.get("etag")) if apart else None
+                    checksum = google_crc32c.Checksum()
+                    etag = _strong(response.headers.get("etag"))
                 async for chunk in response.aiter_bytes():
                     await file.write(chunk)
-                    if checksum is not None:
-                        checksum.update(chunk)
+                    checksum.update(chunk)
             break
         except httpx.TransportError as exc:
             failures = 0 if await file.tell() > before else failures + 1
             if failures == ATTEMPTS_WITHOUT_PROGRESS:
                 raise unreachable(f"{http.base_url}{path}", exc) from exc
-    computed = None if checksum is None else checksum.digest().hex()
-    if None not in (expected, computed) and expected != computed:
+    computed = checksum.digest().hex()
+    if expected not in (None, computed):
         raise DownloadError(
             f"{http.base_url}{path}: expected crc32c {expected}, found {computed}. `cairn verify` "
             "says whether the store is damaged."
         )
-
-
-def _checksum() -> Any:
-    """Return a CRC-32C accumulator; None if the optional package is not installed."""
-    try:
-        import google_crc32c
-    except ImportError:
-        return None
-    return google_crc32c.Checksum()
 
 
 def _expected_crc32c(digests: str) -> str | None:

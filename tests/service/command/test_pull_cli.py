@@ -82,6 +82,30 @@ def test_a_folder_serves_what_the_alias_names(saved, client, tmp_path):
     assert len(list((tmp_path / "models" / "versions").iterdir())) == 1
 
 
+def test_a_command_runs_once_for_each_version_that_is_served(saved, client, tmp_path):
+    models, told = tmp_path / "models", tmp_path / "told"
+    show = f'cat "$PULLED_FOLDER/config.json" >/dev/null && echo $PULLED_STEP >> {told}'
+
+    def pull_with(command, step):
+        move(client, step)
+        return cairn_here("pull", "llama@production", str(models), "--exec", command, url=saved[0])
+
+    failed = pull_with("exit 3", 1)
+    assert failed.returncode != 0
+    assert "found 3. The next pull runs it again" in failed.stderr
+    for step in (1, 1, 2):
+        assert pull_with(show, step).returncode == 0
+    assert told.read_text() == "1\n2\n"
+
+
+def test_a_folder_may_serve_one_file_for_llama_cpp(saved, client, tmp_path):
+    move(client, 1)
+    arguments = ("pull", "llama@production", str(tmp_path / "models"), "--format", "gguf")
+    assert cairn_here(*arguments, url=saved[0]).returncode == 0
+    (file,) = (tmp_path / "models" / "current").iterdir()
+    assert (file.name, file.read_bytes()[:4]) == ("model.gguf", b"GGUF")
+
+
 def test_a_watched_folder_follows_the_alias(saved, client, tmp_path):
     url, leaves, _ = saved
     move(client, 1)
