@@ -127,6 +127,7 @@ check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, generated files, 
 	$(BIN)/python scripts/house.py --check
 	$(BIN)/python scripts/sync_client.py --check
 	$(BIN)/python scripts/notebook.py --check
+	$(BIN)/python scripts/reference_pages.py --check
 	$(BIN)/python scripts/check_kubernetes.py
 	$(MKDOCS)
 
@@ -146,11 +147,12 @@ bench: $(DEV_STAMP)  ## run the benchmarks; results land in benchmarks/results
 	$(BIN)/python -m benchmarks.control_plane
 	$(BIN)/python -m benchmarks.many_hosts
 
-format: $(DEV_STAMP)  ## format, fix what can be fixed, make the client that waits of the awaited one, and the notebook of its page
+format: $(DEV_STAMP)  ## format, fix what can be fixed, make what is made of other files: the client that waits, the notebook, reference pages
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/python scripts/sync_client.py
 	$(BIN)/python scripts/notebook.py
+	$(BIN)/python scripts/reference_pages.py
 
 openapi: $(RUN_STAMP)  ## print the HTTP API's OpenAPI document
 	@$(BIN)/python -m cairn.service.command.openapi

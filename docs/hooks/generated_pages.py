@@ -1,17 +1,17 @@
-"""The hook of the documentation's build: adds the reference pages that are made from the code.
+"""The reference pages that are made from the code, and the hook of the documentation's build.
 
-The HTTP API, the command and the settings describe themselves, so nobody writes these pages. Blocks
-of commands that no test can run, as they need a server, a cluster or a cloud, are marked so.
+The HTTP API, the command and the settings describe themselves, so nobody writes these pages:
+`scripts/reference_pages.py` does. Blocks of commands that no test can run, as they need a server, a
+cluster or a cloud, are marked so in the build.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from command_page import command_page
 from fastapi.routing import APIRoute
 from http_page import http_page
-from results_tables import plots, with_results
+from results_tables import with_results
 from settings_page import settings_page
 
 from cairn.service.app import create_app
@@ -24,11 +24,9 @@ def generated_pages() -> dict[str, str]:
     """Returns every generated file: its path in the documentation, and its text."""
     # Nothing is opened here, and no variable of this machine has a say.
     app = create_app(Settings(root="./cairn-store", data_dir="./cairn-data"), jobs=False)
-    document = app.openapi()
     return {
         "reference/service/command.md": command_page(command),
-        "reference/service/http.md": http_page(document, _pages()),
-        "reference/service/openapi.json": json.dumps(document, indent=2) + "\n",
+        "reference/service/http.md": http_page(app.openapi(), _pages()),
         "reference/service/settings.md": settings_page(Settings),
     }
 
@@ -59,15 +57,6 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
 def on_post_page(output: str, *, page: Any, config: Any) -> str:
     """Names what the theme leaves without a name for who hears a page; MkDocs calls this."""
     return output.replace('role="dialog">', 'role="dialog" aria-label="Search">')
-
-
-def on_files(files: Any, config: Any) -> Any:
-    """Adds the generated pages to those in the folder; MkDocs calls this."""
-    from mkdocs.structure.files import File
-
-    for path, text in {**generated_pages(), **plots()}.items():
-        files.append(File.generated(config, path, content=text))
-    return files
 
 
 def _written_out(entry: Any, folder: Path) -> Any:

@@ -7,8 +7,8 @@ HEAD = """# HTTP
 
 The control plane answers under `/v1`; `/healthz` and `/readyz` are for probes, `/metrics` is for
 Prometheus; [pages](#pages) for people begin at `/`. A running server hands out this
-description at `/openapi.json`; the one of this version is [here](openapi.json), complete enough to
-generate a client from.
+description at `/openapi.json`, complete enough to generate a client from; `make openapi` prints
+that of this version.
 
 A server with keys (`CAIRN_AUTH=keys`) answers below `/v1` who sends `Authorization: Bearer` and a
 key or token, or a browser that has signed in: [how](../../howto/keys.md). Others get 401, callers

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic_core import PydanticUndefined
+from cairn.service.command.variables import default_text
 
 HEAD = """# Settings
 
@@ -42,6 +42,5 @@ def settings_page(settings: Any) -> str:
 
 
 def _default(field: Any) -> str:
-    if field.default is PydanticUndefined:
-        return "`{}`" if field.default_factory is dict else "found at the start"
-    return "" if field.default in ("", None) else f"`{field.default}`"
+    text = default_text(field)
+    return text if " " in text or not text else f"`{text}`"

@@ -31,6 +31,7 @@ from cairn.service.command import download as download_commands
 from cairn.service.command import init as init_commands
 from cairn.service.command import plan as plan_commands
 from cairn.service.command import pull as pull_commands
+from cairn.service.command import settings as settings_commands
 from cairn.service.command import show as show_commands
 from cairn.service.command import tensors as tensor_commands
 from cairn.service.command import top as top_commands
@@ -129,6 +130,7 @@ app.add_typer(tensor_commands.app)
 app.add_typer(usage_commands.app)
 app.add_typer(plan_commands.app)
 app.add_typer(audit_commands.app)
+app.add_typer(settings_commands.app)
 app.add_typer(maintenance_app)
 app.add_typer(doctor_app)
 

@@ -8,6 +8,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
 from cairn.service.errors import SettingsError
 from cairn.service.settings import Settings
 
@@ -46,6 +49,13 @@ def unread_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
         for name in sorted(environment)
         if name.upper().startswith(PREFIX) and name.upper() not in variables
     }
+
+
+def default_text(field: FieldInfo) -> str:
+    """Return the default of a setting as text; empty if it is empty or None."""
+    if field.default is PydanticUndefined:
+        return "{}" if field.default_factory is dict else "found at the start"
+    return "" if field.default in ("", None) else str(field.default)
 
 
 def warn_of_misspelt(environment: Mapping[str, str]) -> None:
