@@ -1,6 +1,6 @@
 """Count what makes this code hard or easy to move into, and print it as a table.
 
-    python scripts/house.py [--list docstrings|names|helpers|suffixes|arrows]
+    python scripts/house.py [--list docstrings|names|helpers|suffixes|arrows|tests]
     python scripts/house.py --check   # no docstring begins with a question word (ruff allows some)
 
 Counts are of `storage/`, `interop/`, `state/` and `service/`, whichever are there. They show a
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tokenize
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -185,6 +185,32 @@ def _room_of(name: str, rooms: set[str]) -> str | None:
     return next((folder for folder in folders if folder in rooms), None)
 
 
+def inner_imports(all_modules: Iterable[Module], tests: Iterable[Path]) -> Iterator[str]:
+    """Yield the imports by tests of names that only their own room uses.
+
+    A room is here a folder of a package, with all that is in it.
+    """
+
+    def imported(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cairn."):
+                for alias in node.names:
+                    yield node.lineno, str(node.module), alias.name
+
+    rooms_of: dict[tuple[str, str], set[tuple[str, ...]]] = defaultdict(set)
+    for module in all_modules:
+        for _, name, part in imported(module.tree):
+            rooms_of[name, part].add(module.path.parts[:2])
+    for path in tests:
+        lines: dict[int, list[str]] = defaultdict(list)
+        for line, name, part in imported(ast.parse(path.read_text())):
+            room = tuple(name.split(".")[1:3])
+            if not rooms_of[name, part] - {room, (room[0],)}:
+                lines[line].append(f"{name}.{part}")
+        for line, names in sorted(lines.items()):
+            yield f"{path.relative_to(ROOT)}:{line} {', '.join(names)}"
+
+
 def ruff_count(rule: str) -> int:
     """Return how often ruff finds a rule broken."""
     folders = [package for package in PACKAGES if (ROOT / package).is_dir()]
@@ -207,7 +233,9 @@ def main() -> None:
     """Print the counts, or what one of them is made of."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--list", choices=("docstrings", "names", "helpers", "suffixes", "arrows"), default=None
+        "--list",
+        choices=("docstrings", "names", "helpers", "suffixes", "arrows", "tests"),
+        default=None,
     )
     parser.add_argument("--check", action="store_true", help="fail on docstrings that ask")
     arguments = parser.parse_args()
@@ -225,6 +253,7 @@ def main() -> None:
             for suffix in SUFFIXES
             for line in suffixed_classes(module, suffix)
         ],
+        "tests": [*inner_imports(every, sorted((ROOT / "tests").rglob("*.py")))],
         "arrows": [" -> ".join(pair) for pair in sorted(arrows(every, PACKAGES[:-1]))],
     }
     if chosen is not None:
@@ -261,6 +290,7 @@ def main() -> None:
         ("arrows between rooms below the service", len(lists["arrows"])),
         ("rooms of state", sum(room.split("/")[0] == "state" for room in rooms)),
         ("import contracts", len(contracts)),
+        ("imports by tests of names that their room alone uses", len(lists["tests"])),
         ("modules that say they have no JAX", sum(bool(NO_JAX.search(m.text)) for m in every)),
     ]
     width = max(len(name) for name, _ in rows)
