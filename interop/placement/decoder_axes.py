@@ -1,6 +1,6 @@
 """Logical axes of the decoder's parameters, by their paths.
 
-With them a checkpoint's leaves can be placed where no JAX is installed to build the model.
+With them a checkpoint's leaves can be placed where the model is never built.
 """
 
 from collections.abc import Mapping
