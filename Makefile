@@ -16,9 +16,9 @@ WORKERS ?= 4
 LEGS ?=
 ORBAX ?=
 # Those that try more often, or more of what is alike, where CAIRN_FAULTS=long is set.
-LONG_TESTS = tests/faults tests/multi_process/test_positions.py tests/multi_process/test_process_deaths.py \
+LONG_TESTS = tests/faults tests/multi_process \
   tests/service/test_fleet.py tests/service/test_webhooks_killed.py tests/state/states/test_continued_training.py \
-  tests/storage/runs/test_protocol.py tests/state/checkpointing/saves/test_file_check.py \
+  tests/storage tests/state/checkpointing/saves/test_file_check.py \
   tests/state/checkpointing/test_restored_trees.py
 # Those that `make test` leaves out, which has a part of each (tests/conftest.py).
 PROOFS = tests/deploy/test_image.py tests/documentation/test_notebook_cells.py tests/examples/test_whole_models.py tests/packaging/test_mypy_types.py tests/service/dashboard/test_clicks_of_all_tasks.py tests/service/test_convert_checked_afresh.py tests/interop/families/test_adapters_in_peft.py tests/interop/families/test_llama_cpp.py tests/state/checkpointing/test_oldest_orbax.py tests/state/models/test_generation_whole_model.py tests/test_all_contenders.py

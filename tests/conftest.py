@@ -44,6 +44,7 @@ import jax
 import pytest
 from jaxtyping import install_import_hook
 
+from tests.faults.report import trials
 from tests.lowering import share_contexts
 from tests.programs.program import SHARED
 
@@ -55,7 +56,9 @@ share_contexts()
 
 # How long an example takes says nothing of what is tested, on a machine that others use. Each run
 # draws others, and keeps those that fail.
-hypothesis.settings.register_profile("untimed", deadline=None, max_examples=50)
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, max_examples=trials(short=30, long=300)
+)
 hypothesis.settings.load_profile("untimed")
 
 # Shapes in signatures are checked while the tests run.
@@ -237,6 +240,6 @@ def tmp_path(request, tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def _private_home(tmp_path_factory, monkeypatch):
-    """Writer ids, data folders and caches of one test never leak into another."""
+def _writer_id_of_its_own(monkeypatch):
+    """The writer id of the shell, or of another test, is no test's."""
     monkeypatch.delenv("CAIRN_WRITER_ID", raising=False)

@@ -1,31 +1,68 @@
 """Fixtures: the stores that tests run on."""
 
 import itertools
+import zlib
 
 import pytest
 
 from cairn import ObjectStore, StoreURI, parse_uri
+from tests.faults.report import is_long
 from tests.storage.copies import Copies
 
 _NUMBERS = itertools.count(1)
 
+STORES = ("file", "gcs")
+"""Kinds of stores that hold checkpoints."""
 
-@pytest.fixture(params=["file", "gcs"])
-def root_uri(request, tmp_path) -> StoreURI:
-    """An empty folder in each kind of store that holds checkpoints."""
+IN_TURN = {"some_root_uri": STORES, "some_objects": ("file", "memory", "gcs")}
+"""Fixtures of what is the same in all stores: each test runs on one, in the long run on all."""
+
+
+def pytest_generate_tests(metafunc):
+    """Give each test one kind of store, by its name, so that a file goes through all of them."""
+    for fixture, kinds in IN_TURN.items():
+        if fixture in metafunc.fixturenames:
+            turn = zlib.crc32(metafunc.function.__name__.encode()) % len(kinds)
+            chosen = kinds if is_long() else [kinds[turn]]
+            metafunc.parametrize(fixture, chosen, indirect=True)
+
+
+def _root_uri(request) -> StoreURI:
     if request.param == "file":
-        return parse_uri(tmp_path / "root")
+        return parse_uri(request.getfixturevalue("tmp_path") / "root")
     return parse_uri(request.getfixturevalue("gcs").bucket_uri) / "root"
 
 
-@pytest.fixture(params=["file", "memory", "gcs"])
-def objects(request, tmp_path) -> ObjectStore:
-    """An empty object store of each kind."""
+def _objects(request) -> ObjectStore:
     if request.param == "file":
-        return ObjectStore.open(tmp_path / "run")
+        return ObjectStore.open(request.getfixturevalue("tmp_path") / "run")
     if request.param == "memory":
         return ObjectStore.open(f"memory://test-{next(_NUMBERS)}/run")
     return ObjectStore.open(f"{request.getfixturevalue('gcs').bucket_uri}/run")
+
+
+@pytest.fixture(params=STORES)
+def root_uri(request) -> StoreURI:
+    """An empty folder in each kind of store that holds checkpoints."""
+    return _root_uri(request)
+
+
+@pytest.fixture
+def some_root_uri(request) -> StoreURI:
+    """An empty folder in one kind of store that holds checkpoints."""
+    return _root_uri(request)
+
+
+@pytest.fixture(params=["file", "memory", "gcs"])
+def objects(request) -> ObjectStore:
+    """An empty object store of each kind."""
+    return _objects(request)
+
+
+@pytest.fixture
+def some_objects(request) -> ObjectStore:
+    """An empty object store of one kind."""
+    return _objects(request)
 
 
 @pytest.fixture(scope="session")

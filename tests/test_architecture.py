@@ -5,8 +5,6 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
@@ -45,11 +43,11 @@ def rooms():
     )
 
 
-@pytest.mark.parametrize("room", rooms(), ids=lambda one: one.relative_to(ROOT).as_posix())
-def test_a_room_says_what_it_is_for(room):
-    purpose = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))
-    assert purpose
-    assert purpose.splitlines()[0].endswith(".")
+def test_every_room_says_what_it_is_for():
+    for room in rooms():
+        purpose = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))
+        assert purpose, room
+        assert purpose.splitlines()[0].endswith("."), room
 
 
 def test_every_folder_of_a_package_is_in_a_contract_of_layers():
@@ -59,9 +57,10 @@ def test_every_folder_of_a_package_is_in_a_contract_of_layers():
         assert folders <= named
 
 
-@pytest.mark.parametrize("path", re.findall(r"`((?:service|state|interop|storage)/[\w/.]*)`", PAGE))
-def test_the_files_that_the_page_sends_readers_to_are_there(path):
-    assert (ROOT / path).exists()
+def test_the_files_that_the_page_sends_readers_to_are_there():
+    paths = re.findall(r"`((?:service|state|interop|storage)/[\w/.]*)`", PAGE)
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 BELOW_THE_VERBS = {

@@ -36,12 +36,10 @@ from cairn import (
     promote_step,
     roll_back,
 )
-from cairn.storage.runs.records.attempts import AttemptRecord
 from cairn.storage.runs.records.layout import (
     ALIASES,
     ANNOTATIONS,
     ATTEMPTS,
-    LEASE_FILE,
     MANIFESTS,
     RUN_FILE,
     TRASH,
@@ -49,10 +47,10 @@ from cairn.storage.runs.records.layout import (
     manifest_file,
     trash_file,
 )
-from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.resolution import resolve_step
 from cairn.storage.store.records import Record, RecordLocation
 from tests.gcs.plugin import Gcs
+from tests.storage.records import LEASE_FILE, AttemptRecord, put_record
 
 KINDS: Final[dict[str, type[Record]]] = {
     RUN_FILE: RunInfo,

@@ -32,10 +32,10 @@ from cairn import (
 )
 from cairn.state.checkpointing import trees
 from cairn.state.states.checkpoint import META_FORMAT, META_VERSION, StoredCheckpoint
-from cairn.storage.arrays import chunks as chunk_shape
-from cairn.storage.arrays import data_file_writers
 from cairn.storage.arrays.orbax_tree import nest
 from cairn.storage.runs.records.layout import manifest_file, step_dir
+from tests.storage.seams import chunks as chunk_shape
+from tests.storage.seams import data_file_writers
 from tests.storage.states import abstract, assert_same, floats, mesh, put, raw
 
 STEP, OTHER_STEP = 8, 7

@@ -15,9 +15,9 @@ from unittest.mock import patch
 
 from cairn import Checkpointer, Run, StorageError, promote_step, verify_step
 from cairn.state.checkpointing.restore import restore_item
-from cairn.storage.store import deadlines
 from tests.faults.gcs_schedules import make_items
 from tests.gcs.plugin import Gcs
+from tests.storage.seams import deadlines
 from tests.storage.states import abstract, raws
 
 DEADLINE_SECONDS = 1.0

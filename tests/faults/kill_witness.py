@@ -12,11 +12,11 @@ from cairn import (
     collect_garbage,
     find_garbage,
 )
-from cairn.storage.runs.lease import DEAD_AFTER_SECONDS
 from cairn.storage.runs.records.layout import COMMIT_FILE, step_dir
 from cairn.storage.store.clock import utc_now
 from tests.faults.contents import damage, key_of, position_of
 from tests.faults.forked import Told
+from tests.storage.records import DEAD_AFTER_SECONDS
 
 
 def witness(told: Told) -> None:

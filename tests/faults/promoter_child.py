@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cairn import PreconditionFailedError, Run, parse_uri
-from cairn.storage.runs.records.aliases import AliasWriter
+from tests.storage.records import AliasWriter
 
 ATTEMPT = 1
 MOST_TURNS_MISSED = 20

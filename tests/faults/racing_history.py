@@ -5,10 +5,10 @@ from collections import defaultdict
 from typing import Any
 
 from cairn import ObjectStore, Run
-from cairn.storage.runs.records.layout import parse_attempt_file, parse_manifest_file
 from tests.faults.contents import damage, key_of
 from tests.faults.forked import Told
 from tests.faults.racing_writer import fast_clock
+from tests.storage.records import parse_attempt_file, parse_manifest_file
 
 
 def judge(told: Told) -> None:

@@ -77,12 +77,12 @@ def test_files_of_others_beside_harm_nobody_and_are_listed(stored):
     ("damages", "short", "long"),
     [
         (flips, 24, 1200),
-        (pairs_of_flips, 6, 200),
-        (overwrites, 6, 300),
-        (truncations, 6, 200),
-        (growths, 4, 100),
-        (removals, 6, 100),
-        (swaps, 4, 100),
+        (pairs_of_flips, 3, 200),
+        (overwrites, 3, 300),
+        (truncations, 4, 200),
+        (growths, 3, 100),
+        (removals, 4, 100),
+        (swaps, 3, 100),
     ],
 )
 def test_every_damage_is_noticed_by_all_who_read(stored, damages, short, long):

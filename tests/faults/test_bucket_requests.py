@@ -12,11 +12,11 @@ from functools import partial
 import pytest
 
 from cairn import StorageError, StoreUnavailableError, parse_uri
-from cairn.storage.store import gcs as client
 from tests.faults import report
 from tests.faults.bucket_verbs import VERBS, Job, opened, saved, seen
 from tests.gcs.impatience import impatient
 from tests.storage.copies import Copies
+from tests.storage.seams import gcs as client
 
 CHANGES = ("upload", "objects.delete", "objects.rewrite")
 WAYS = ("refused once", "answer lost", "down", "done, then down", "never answered")

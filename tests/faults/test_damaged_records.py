@@ -34,7 +34,7 @@ from tests.storage.stored_runs import PLAIN, write_data
 
 pytestmark = pytest.mark.timeout(3600 if report.is_long() else 300)
 
-COUNTS = {"file": {"short": 6, "long": 600}, "gcs": {"short": 2, "long": 200}}
+COUNTS = {"file": {"short": 5, "long": 600}, "gcs": {"short": 1, "long": 200}}
 NEXT_STEP = 80
 NEEDED = {70: None, 50: "production", 60: "candidate"}
 """Steps that no policy may delete, and the alias that names each."""
@@ -185,7 +185,7 @@ def kinds(found):
 
 
 def test_a_flipped_bit_in_a_record_is_named_and_mended_or_said_to_be_lost(tmp_path):
-    count = report.trials(short=8, long=400)
+    count = report.trials(short=5, long=400)
     lost, problems, mended = flips_and_repairs(Template(parse_uri(tmp_path)), count)
     report.record(
         fault="j one flipped bit in a record",

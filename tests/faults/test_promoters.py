@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from cairn import Settings, create_app, parse_uri
-from cairn.storage.runs.records.aliases import HISTORY_KEPT
 from tests.faults import report
 from tests.service.servers import serve
 from tests.service.stores import make_run
+from tests.storage.records import HISTORY_KEPT
 
 ROOT = Path(__file__).parents[2]
 STEPS = [3, 6, 9]
@@ -51,7 +51,7 @@ def promoters():
         yield made
 
 
-@pytest.fixture(params=["file", "gcs"])
+@pytest.fixture
 def store(request, tmp_path):
     """(its kind, an empty root in it)."""
     if request.param == "file":
@@ -113,10 +113,12 @@ def run_rounds(promoters, store, title, make_order):
     assert not problems, "\n".join(problems)
 
 
+@pytest.mark.parametrize("store", ["file", "gcs"] if report.is_long() else ["gcs"], indirect=True)
 def test_of_racing_promoters_one_wins_each_move(promoters, store):
     run_rounds(promoters, store, "promoters racing one alias", lambda run: {"uri": str(run.uri)})
 
 
+@pytest.mark.parametrize("store", ["file", "gcs"] if report.is_long() else ["file"], indirect=True)
 def test_of_promoters_at_two_control_planes_one_wins_each_move(promoters, store, tmp_path):
     _, root = store
     make_run(root / "first", STEPS)

@@ -22,11 +22,10 @@ from cairn import (
     parse_uri,
     roll_back,
 )
-from cairn.storage.runs.records.attempts import list_attempts
-from cairn.storage.store_checks import probe
-from cairn.storage.store_checks.record import RECORD_FILE
 from tests.faults import report
 from tests.service.stores import make_run
+from tests.storage.records import RECORD_FILE, list_attempts
+from tests.storage.seams import probe
 
 STEPS = [3, 6, 9]
 FORGETS = ("upload", r"objects\.delete", r"upload|objects\.delete")

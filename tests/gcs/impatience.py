@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import gcsfs.retry
 
-from cairn.storage.store import objects
+from tests.storage.seams import objects
 
 GCSFS_HASTE = 0.001
 

@@ -29,6 +29,7 @@ from cairn import (
     Run,
     delete_alias,
     delete_step,
+    fork_run,
     list_runs,
     make_optimizer,
     parse_uri,
@@ -38,9 +39,8 @@ from cairn import (
 from cairn.service.jobs.kinds import convert
 from cairn.service.jobs.kinds.export_job import export_request
 from cairn.state.checkpointing.trees import flatten
-from cairn.storage.runs import fork
 from cairn.storage.runs.records.exports import ExportKey, find_export
-from cairn.storage.store_checks import probe
+from tests.storage.seams import probe
 
 os.environ["CAIRN_WRITER_ID"] = "golden-job"
 
@@ -297,7 +297,7 @@ def make(release, commit, out):
     delete_alias(run, "candidate", expect=1, by="golden-person", reason="tried")
     delete_step(run, listed[4], by="golden-person", reason="space", grace=YEARS)
     key, exported = export(root, run, listed[1])
-    fork.fork_run(run, listed[2], root / "forked", by="golden-forker")
+    fork_run(run, listed[2], root / "forked", by="golden-forker")
 
     expected = {
         "release": release,

@@ -40,9 +40,9 @@ from cairn import (
 from cairn.state.checkpointing import trees
 from cairn.state.checkpointing.restore import open_step, restore_item, stored_tree
 from cairn.storage.runs.records.assets import read_asset
-from cairn.storage.runs.records.attempts import AttemptRecord
 from cairn.storage.runs.records.exports import ExportKey, ExportManifest, find_export
 from cairn.storage.runs.records.layout import annotation_file
+from tests.storage.records import AttemptRecord
 from tests.storage.states import mesh
 
 GOLDEN = Path(__file__).parent

@@ -17,12 +17,9 @@ from orbax.checkpoint._src.path import async_path
 from orbax.checkpoint.experimental.v1._src.saving import execution
 
 from cairn import Checkpointer, SaveError, SaveHandle
-from cairn.state.checkpointing.processes import background
-from cairn.state.checkpointing.saves import engine, tree_writer
-from cairn.state.checkpointing.saves.host_arrays import Transfers
-from cairn.storage.arrays import data_file_writers
-from cairn.storage.runs import writer
+from tests.multi_process.seams import background, engine, host_arrays, tree_writer
 from tests.storage.counting import Numbers
+from tests.storage.seams import data_file_writers, writer
 
 SAVE_SECONDS = 60
 SHAPE = (64, 96)
@@ -37,7 +34,7 @@ class Moment(NamedTuple):
 
 
 MOMENTS: Mapping[str, Moment] = {
-    "the arrays reach the host": Moment(Transfers, "wait"),
+    "the arrays reach the host": Moment(host_arrays.Transfers, "wait"),
     "Orbax begins": Moment(engine.ocp, "save_checkpointables_async"),
     "the processes compare the path": Moment(execution, "_check_directory_consistency"),
     "the folder is made": Moment(async_path, "mkdir"),

@@ -32,10 +32,10 @@ from cairn import (
     StoreURI,
     TrainState,
 )
-from cairn.state.checkpointing.saves import engine
 from cairn.storage.arrays.data_files import StoredFile
 from tests.faults.report import is_long
 from tests.multi_process.scenarios import SAVE_SECONDS, error_of
+from tests.multi_process.seams import engine
 
 EXAMPLES = 100_000 if is_long() else 56_000
 BATCH = 800

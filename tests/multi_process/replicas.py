@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import time
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -17,10 +15,10 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import cairn
-from cairn.state.checkpointing.processes import agreement, background, exchange
-from cairn.state.checkpointing.restores import shared_leaves
+from cairn.state.checkpointing.processes import agreement, exchange
 from tests.gcs.server import client_environment
-from tests.multi_process.scenarios import error_of
+from tests.multi_process.scenarios import error_of, tell, wait_for
+from tests.multi_process.seams import background, shared_leaves
 
 BUCKET = "replicas"
 RUN = f"gs://{BUCKET}/run"
@@ -101,7 +99,7 @@ def load_otherwise(urls: list[str], once: list[str]) -> list[str]:
     return sorted(found["model"])
 
 
-def fail(urls: list[str]) -> dict[str, Any]:
+def fail(urls: list[str], folder: str) -> dict[str, Any]:
     """A read that fails on process 1; then a process that does not come to the exchange."""
     me = int(jax.process_index())
     os.environ.update(client_environment(urls[me]))
@@ -115,8 +113,7 @@ def fail(urls: list[str]) -> dict[str, Any]:
 
     with mock.patch.object(shared_leaves, "_read_streams", broken):
         told["fails"] = error_of(lambda: cairn.load(RUN, {"model": target(1)}))
-    gone = late(me)
-    told["late"] = error_of(gone)
+    told["late"] = error_of(lambda: load_late(me, folder))
     told["after that"] = len(cairn.load(RUN, {"model": target(1)})["model"])
     return told
 
@@ -146,27 +143,23 @@ def stop(urls: list[str]) -> dict[str, Any]:
     return told
 
 
-def late(me: int) -> Callable[[], Any]:
-    """A load in which process 1 reads for longer than the others wait."""
+def load_late(me: int, folder: str) -> None:
+    """A load in which process 1 reads until the other has given it up."""
     real = shared_leaves._read_streams
 
     def slow(*given: Any) -> Any:
         if me == 1:
-            time.sleep(12)
+            wait_for(folder, "given up", [0])
         return real(*given)
 
-    def run() -> Any:
-        with (
-            mock.patch.object(exchange, "LATE_SECONDS", 4.0),
-            mock.patch.object(shared_leaves, "_read_streams", slow),
-        ):
-            try:
-                return cairn.load(RUN, {"model": target(1)})
-            finally:
-                if me != 1:
-                    time.sleep(10)
-
-    return run
+    with (
+        mock.patch.object(exchange, "LATE_SECONDS", 4.0),
+        mock.patch.object(shared_leaves, "_read_streams", slow),
+    ):
+        try:
+            cairn.load(RUN, {"model": target(1)})
+        finally:
+            tell(folder, "given up")
 
 
 def stored_bytes() -> int:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 from unittest import mock
 
 import jax
 
-from cairn.state.checkpointing.processes import agreement, background, exchange, straggler_log
-from cairn.state.checkpointing.processes.coordination import coordination
-from tests.multi_process.scenarios import error_of
+from cairn.state.checkpointing.processes import agreement, exchange
+from tests.multi_process.scenarios import error_of, tell, wait_for
+from tests.multi_process.seams import background, coordination, straggler_log
 
 LATE_SECONDS = 4.0
 
 
-def talk(large: int) -> dict[str, Any]:
-    """What each kind of round gave this process."""
+def talk(large: int, folder: str) -> dict[str, Any]:
+    """What each kind of round gave this process; they tell each other of events in a folder."""
     index = int(jax.process_index())
     found: dict[str, Any] = {}
 
@@ -28,12 +27,11 @@ def talk(large: int) -> dict[str, Any]:
         return "somewhere else"
 
     def late(who: int) -> dict[str, Any]:
-        began = time.monotonic()
         if index == who:
-            time.sleep(3 * LATE_SECONDS)
-        told = error_of(lambda: agreement.agree(decided))
-        time.sleep(max(0.0, 4 * LATE_SECONDS - (time.monotonic() - began)))
-        return told
+            wait_for(folder, f"without {who}", {0, 1, 2} - {who})
+        error = error_of(lambda: agreement.agree(decided))
+        tell(folder, f"without {who}")
+        return error
 
     with mock.patch.object(exchange, "LATE_SECONDS", LATE_SECONDS):
         found["large"] = len(agreement.agree(decided))
@@ -45,28 +43,35 @@ def talk(large: int) -> dict[str, Any]:
         call = decided if index else other
         found["another call"] = error_of(lambda: agreement.agree(call))
         found["interrupted"] = error_of(lambda: agreement.all_or_none(interrupted(index)))
-    found["warned"] = warned(index)
-    for _ in range(50):
-        agreement.agree(decided)
+    found["warned"] = warned(index, folder)
+    for _ in range(10):
+        agreement.agree(lambda: "short")
     agreement.collect(index)
-    found["kept"] = len(coordination().key_value_dir_get("cairn/round/"))
+    found["kept"] = len(coordination.coordination().key_value_dir_get("cairn/round/"))
     agreement.collect(index)  # nobody leaves while another counts
     return found
 
 
-def warned(index: int) -> list[str]:
+def warned(index: int, folder: str) -> list[str]:
     """What the log of this process says of a save to which 2 comes late, and which 0 ends late."""
     said: list[str] = []
+
+    def note(record: logging.LogRecord) -> None:
+        said.append(record.getMessage())
+        for who in (0, 2):
+            if f"for process {who}" in said[-1]:
+                tell(folder, f"waits for {who}")
+
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = note  # type: ignore[method-assign]
     logger = logging.getLogger("cairn.processes")
     logger.addHandler(handler)
     with mock.patch.object(straggler_log, "FIRST_LOG_SECONDS", 0.5):
         if index == 2:
-            time.sleep(LATE_SECONDS)
+            wait_for(folder, "waits for 2", [0, 1])
         background.meet("cairn/warned", "start")
         if index == 0:
-            time.sleep(LATE_SECONDS)
+            wait_for(folder, "waits for 0", [1, 2])
         background.share_outcome("cairn/warned/outcome", None)
     logger.removeHandler(handler)
     return said

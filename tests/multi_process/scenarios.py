@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,24 @@ def error_of(call: Callable[[], object]) -> dict[str, Any]:
         names = [kind.__name__ for kind in type(exc).__mro__]
         return {"kinds": names, "text": str(exc), "seconds": time.monotonic() - started}
     raise AssertionError("the call raised nothing")
+
+
+EVENT_SECONDS = 120
+"""A process that has not come so far by then hangs."""
+
+
+def tell(folder: str, event: str) -> None:
+    """Tell the processes that share a folder that something has happened in this one."""
+    Path(folder, f"{event}-{jax.process_index()}").touch()
+
+
+def wait_for(folder: str, event: str, processes: Iterable[int]) -> None:
+    """Wait until it has happened in all of these processes."""
+    deadline = time.monotonic() + EVENT_SECONDS
+    for index in processes:
+        while not Path(folder, f"{event}-{index}").exists():
+            assert time.monotonic() < deadline, f"{event} of process {index}"
+            time.sleep(0.02)
 
 
 def train(runs: list[str], folder: str) -> dict[str, Any]:

@@ -15,10 +15,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from cairn import Checkpointer, ObjectStore, open_files, parse_uri
 from cairn.state.checkpointing.restore import restore_item
-from cairn.state.checkpointing.saves import host_arrays, host_trees, preparation
-from cairn.state.checkpointing.saves.host_arrays import Transfers
 from cairn.state.checkpointing.trees import flatten
 from tests.multi_process.scenarios import SAVE_SECONDS
+from tests.multi_process.seams import host_arrays, host_trees, preparation
 from tests.state.checkpointing.restores.elsewhere import devices_elsewhere
 
 ROWS, COLUMNS = 512, 1024
@@ -155,13 +154,13 @@ def save_a_base_that_steps_give_back(run: str, axes: tuple[int, int]) -> list[st
     adapter = jax.make_array_from_callback((64, 1), place, numbers(1, (64, 1)).__getitem__)
     given_back = jax.jit(lambda leaf: leaf, donate_argnums=0)
     copied: list[str] = []
-    start = Transfers.start
+    start = host_arrays.Transfers.start
 
-    def started(transfers: Transfers, parts: list[tuple[str, int]]) -> None:
+    def started(transfers: host_arrays.Transfers, parts: list[tuple[str, int]]) -> None:
         copied[-1] += "".join(sorted({path[0] for path, _ in parts}))
         start(transfers, parts)
 
-    with memory_of("waves"), mock.patch.object(Transfers, "start", started):
+    with memory_of("waves"), mock.patch.object(host_arrays.Transfers, "start", started):
         for step in range(1, 9):
             if step == 7:
                 changed = changed_by_process_one(whole)

@@ -7,8 +7,8 @@ import time
 from typing import Any
 from unittest import mock
 
-from cairn.storage.store import deadlines
 from tests.multi_process.deaths import SAVE_SECONDS, save, threads_left
+from tests.storage.seams import deadlines
 
 
 def fall_silent(run: str, steps: int, deadline: float) -> dict[str, Any]:

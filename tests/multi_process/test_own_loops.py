@@ -2,11 +2,13 @@
 
 import pytest
 
+from tests.faults.report import is_long
+
 JOB_SECONDS = 240
 pytestmark = pytest.mark.timeout(2 * JOB_SECONDS)
 
 
-@pytest.mark.parametrize("store", ["disk", "bucket"])
+@pytest.mark.parametrize("store", ["disk", "bucket"] if is_long() else ["bucket"])
 def test_all_processes_restore_the_same_step_and_fail_together(launch, bucket, tmp_path, store):
     run = str(tmp_path / "run") if store == "disk" else f"gs://{bucket}/own-loop"
     results = launch("own_loops.go_on", {"run": run}, count=2, devices=2).results(JOB_SECONDS)

@@ -34,7 +34,6 @@ STEP_2_IS_LISTED = {"the step is listed", "the outcome is awaited"}
 ONLY_ON_A_DISK = {"a data file is written"}
 
 SHORT = [
-    ("file", 2, "Orbax begins", 1),
     ("file", 2, "a data file is written", 1),
     ("gs", 2, "Orbax commits", 0),
 ]

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.faults.report import is_long
 from tests.gcs.server import GcsServer
 from tests.multi_process.loading import VALUES
 from tests.multi_process.replicas import BUCKET, leaves, stored_bytes
@@ -42,11 +43,12 @@ def values_of(server):
     return sum(one.answered for one in [*server.requests] if VALUES.search(one.name))
 
 
-@pytest.mark.parametrize(
-    ("count", "devices", "split"),
-    [(1, 1, 1), (2, 1, 1), (4, 1, 1), (2, 2, 2), (4, 1, 2)],
-    ids=["one", "two", "four", "two by two", "four, two halves"],
-)
+SHORT = {"two by two": (2, 2, 2), "four, two halves": (4, 1, 2)}
+LONG = {"one": (1, 1, 1), "two": (2, 1, 1), "four": (4, 1, 1), **SHORT}
+CASES = LONG if is_long() else SHORT
+
+
+@pytest.mark.parametrize(("count", "devices", "split"), CASES.values(), ids=CASES)
 def test_replicas_read_each_byte_once_together(launch, served, count, devices, split):
     servers = served(count)
     arguments = {"urls": [one.url for one in servers], "split": split, "once": "1"}
@@ -58,7 +60,9 @@ def test_replicas_read_each_byte_once_together(launch, served, count, devices, s
         assert max(read) < 0.8 * stored_bytes()
 
 
-@pytest.mark.parametrize("once", [["0", "0"], ["1", "0"]], ids=["off", "off on one"])
+@pytest.mark.parametrize(
+    "once", [["0", "0"], ["1", "0"]] if is_long() else [["1", "0"]], ids="".join
+)
 def test_processes_that_do_not_all_want_it_read_all_that_they_hold(launch, served, once):
     servers = served(2)
     arguments = {"urls": [one.url for one in servers], "once": once}
@@ -80,9 +84,11 @@ def test_a_process_that_stops_before_an_exchange_is_named_within_the_deadline(la
     assert here["stops"]["seconds"] < 60
 
 
-def test_a_read_that_fails_on_one_fails_on_all_by_name_and_a_late_one_is_named(launch, served):
-    servers = served(2)
-    job = launch("replicas.fail", {"urls": [one.url for one in servers]}, count=2)
+def test_a_read_that_fails_on_one_fails_on_all_by_name_and_a_late_one_is_named(
+    launch, served, tmp_path
+):
+    arguments = {"urls": [one.url for one in served(2)], "folder": str(tmp_path)}
+    job = launch("replicas.fail", arguments, count=2)
     here, there = job.results(JOB_SECONDS)
     for told in (here, there):
         assert told["fails"]["kinds"][0] == "StoreUnavailableError"

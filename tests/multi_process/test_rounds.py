@@ -9,9 +9,10 @@ pytestmark = pytest.mark.timeout(2 * JOB_SECONDS)
 
 
 @pytest.fixture(scope="module")
-def talked(launch):
+def talked(launch, tmp_path_factory):
     """Three processes that talk; what each was told."""
-    return launch("rounds.talk", {"large": LARGE}, count=3).results(JOB_SECONDS)
+    arguments = {"large": LARGE, "folder": str(tmp_path_factory.mktemp("events"))}
+    return launch("rounds.talk", arguments, count=3).results(JOB_SECONDS)
 
 
 def test_a_decision_of_any_length_and_the_word_of_each_process_reach_all(talked):
@@ -52,7 +53,7 @@ def test_a_process_that_is_interrupted_stops_the_others(talked):
 
 def test_what_was_said_is_forgotten(talked):
     for told in talked:
-        # Of the three rounds that failed and of the last two; there were fifty more.
+        # Of the three rounds that failed and of the last two; there were ten more.
         assert told["kept"] <= 3 * 4 + 2 * 4 + 3
 
 

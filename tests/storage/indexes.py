@@ -9,8 +9,8 @@ import numpy as np
 
 from cairn.storage.runs.records.index_writer import PlacedShard, make_index
 from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file, step_dir
-from cairn.storage.runs.records.placed import place_of, write_record
-from cairn.storage.runs.records.step_index import END, MAGIC, shard_grid
+from cairn.storage.runs.records.placed import place_of
+from tests.storage.records import END, MAGIC, shard_grid, write_record
 
 
 def parts_of(contents):

@@ -7,8 +7,7 @@ from cairn.storage.arrays.chunk_digests import FILE_PREFIX, ChunkDigests, Digest
 from cairn.storage.arrays.data_files import stored_file
 from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file
 from cairn.storage.runs.records.manifest import ObjectRecord, PlainStep
-from cairn.storage.runs.records.placed import put_record
-from cairn.storage.runs.records.step_index import shard_grid
+from tests.storage.records import put_record, shard_grid
 
 META_FILE = "meta/data.json"
 

@@ -7,14 +7,13 @@ import numpy as np
 import tensorstore as ts
 
 from cairn import parse_uri
-from cairn.state.checkpointing.saves import tree_writer
-from cairn.state.checkpointing.saves.host_arrays import HostArray, HostBox
 from cairn.storage.arrays.chunks import ChunkShapes
 from cairn.storage.arrays.data_file_writers import open_data_file_writer
 from cairn.storage.arrays.data_files import write_data_files
 from cairn.storage.arrays.dtypes import dtype_named
 from cairn.storage.arrays.ocdbt import MANIFEST_FILE, leaf_node, manifest
 from cairn.storage.arrays.orbax_tree import array_name
+from tests.multi_process.seams import host_arrays, tree_writer
 
 
 def numbers(shape, dtype, seed=0):
@@ -28,14 +27,16 @@ def numbers(shape, dtype, seed=0):
 
 def held(array, cut, origins=None):
     """A host array, whole or in two parts of views."""
-    parts = [HostBox(array, (0,) * array.ndim)]
+    parts = [host_arrays.HostBox(array, (0,) * array.ndim)]
     if origins:
         cuts = [*origins, array.shape[0]]
         parts = [
-            HostBox(array[low:high], (low, *(0,) * (array.ndim - 1)))
+            host_arrays.HostBox(array[low:high], (low, *(0,) * (array.ndim - 1)))
             for low, high in itertools.pairwise(cuts)
         ]
-    return HostArray(array.shape, array.dtype, ChunkShapes(*cut), tuple(parts), None, None)
+    return host_arrays.HostArray(
+        array.shape, array.dtype, ChunkShapes(*cut), tuple(parts), None, None
+    )
 
 
 def write(folder, arrays, forms=None, **options):

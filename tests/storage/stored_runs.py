@@ -4,10 +4,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cairn import Attempt, Manifest, open_files
-from cairn.storage.runs.lease import begin_attempt, read_lease, release
+from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.records.layout import manifest_file, step_dir
 from cairn.storage.runs.records.manifest import ObjectRecord, PlainStep
-from cairn.storage.runs.records.placed import write_record
+from tests.storage.records import begin_attempt, release, write_record
 
 PLAIN: dict[str, Any] = {
     "plain": PlainStep(trees={"model": "model"}),

@@ -46,7 +46,6 @@ from cairn import (
     verify_step,
 )
 from cairn.storage.runs.annotate import note_verified
-from cairn.storage.runs.lease import DEAD_AFTER_SECONDS
 from cairn.storage.runs.records.exports import (
     ExportFile,
     ExportKey,
@@ -56,6 +55,7 @@ from cairn.storage.runs.records.exports import (
 from cairn.storage.runs.rollback import take_over
 from cairn.storage.store.clock import utc_now
 from tests.faults.forked import Forked, Told
+from tests.storage.records import DEAD_AFTER_SECONDS
 
 Act = Callable[[], Any]
 BY: Final = "ann"

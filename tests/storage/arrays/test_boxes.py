@@ -168,16 +168,28 @@ ORDERS = {
 }
 
 
+FLOATS = np.float16, ml_dtypes.bfloat16, np.float32
+CASTS = [*itertools.product(FLOATS, repeat=2), (np.int8, np.int8), (np.uint8, np.float32)]
+"""Dtypes that weights come in, and go to."""
+
+LARGE_CASTS = [(np.float32, ml_dtypes.bfloat16), (ml_dtypes.bfloat16, ml_dtypes.bfloat16)]
+"""Of those that several threads copy: one that changes the width, and one that moves bits."""
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
-    "shape", [(3, 40, 50), (1, 1200, 1300), (70_000, 20), (3, 500_000)], ids=str
+    ("shape", "casts"),
+    [
+        ((3, 40, 50), CASTS),
+        ((1, 1200, 1300), LARGE_CASTS),
+        ((70_000, 20), LARGE_CASTS),
+        ((3, 500_000), LARGE_CASTS),
+    ],
+    ids=["small", "squares", "long", "wide"],
 )
-def test_fill_sets_what_numpy_would_however_the_values_lie(order, shape):
-    """Large ones by several threads; of every dtype that weights come in and go to."""
+def test_fill_sets_what_numpy_would_however_the_values_lie(order, shape, casts):
     numbers = np.random.default_rng(0)
-    floats = np.float16, ml_dtypes.bfloat16, np.float32
-    pairs = [*itertools.product(floats, repeat=2), (np.int8, np.int8), (np.uint8, np.float32)]
-    for theirs, ours in pairs:
+    for theirs, ours in casts:
         values = ORDERS[order](
             shape,
             lambda size, theirs=theirs: (100 * numbers.random(size, np.float32)).astype(theirs),

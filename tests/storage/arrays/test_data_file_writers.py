@@ -14,17 +14,13 @@ import numpy as np
 import pytest
 
 from cairn import StoreUnavailableError, parse_uri
-from cairn.storage.arrays import data_file_writers
 from cairn.storage.arrays.data_file_writers import (
-    MAX_REMOTE_FILE_BYTES,
-    REMOTE_FILE_BYTES,
     open_data_file_writer,
 )
-from cairn.storage.store import deadlines
 from cairn.storage.store.checksums import ContentSum
-from cairn.storage.store.disk import direct_io
 from tests.storage.open_files import files_open_below
 from tests.storage.pieces import pieces
+from tests.storage.seams import data_file_writers, deadlines, direct_io
 
 MEMORY = 16 * 4096
 SIZES = [0, 1, 4095, 4096, 4097, MEMORY - 1, MEMORY, MEMORY + 1, 3 * MEMORY, 3 * MEMORY + 4097]
@@ -220,7 +216,7 @@ def test_a_child_that_is_forked_while_buffers_are_filled_writes(tmp_path):
     assert (tmp_path / "d" / "file").read_bytes() == b"it"
 
 
-AT_FIRST = MAX_REMOTE_FILE_BYTES // REMOTE_FILE_BYTES
+AT_FIRST = data_file_writers.MAX_REMOTE_FILE_BYTES // data_file_writers.REMOTE_FILE_BYTES
 
 
 @pytest.fixture

@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 
 from cairn import StoreFullError, parse_uri
 from cairn.state.checkpointing.leaf_forms import STORED_DTYPES
-from cairn.state.checkpointing.saves import tree_writer
-from cairn.storage.arrays import data_file_writers
 from cairn.storage.arrays.chunk_digests import ChunkDigests
 from cairn.storage.arrays.data_file_writers import open_data_file_writer
 from cairn.storage.arrays.data_files import ShardToWrite, shard_index, write_data_files
@@ -29,8 +27,10 @@ from cairn.storage.arrays.four_bits import pack, packed_axis, unpack
 from cairn.storage.arrays.orbax_tree import StoredForm
 from cairn.storage.errors import translate_error
 from cairn.storage.store.checksums import ContentSum
+from tests.multi_process.seams import tree_writer
 from tests.storage.open_files import files_open_below
 from tests.storage.parts import cuts
+from tests.storage.seams import data_file_writers
 from tests.storage.stored_arrays import assert_equal, held, numbers, read, write
 
 DTYPES = sorted(STORED_DTYPES)
@@ -295,7 +295,7 @@ sink.close()
 def test_memory_of_an_upload_holds_what_is_on_its_way_and_no_more(gcs):
     uri = f"{gcs.bucket_uri}/item"
     done = subprocess.run(
-        [sys.executable, "-c", WRITE_AND_MEASURE, uri, "768"],
+        [sys.executable, "-c", WRITE_AND_MEASURE, uri, "192"],
         env={**os.environ, **gcs.env, "PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True,
         text=True,

@@ -8,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.state.checkpointing.leaf_forms import BITCAST, STORED_DTYPES, WIDENED
-from cairn.storage.arrays import digests
 from cairn.storage.arrays.digests import (
-    ALGORITHM,
     box_digest,
     digest_chunks,
     digest_text,
@@ -18,6 +16,7 @@ from cairn.storage.arrays.digests import (
     total,
 )
 from cairn.storage.arrays.dtypes import dtype_named
+from tests.storage.seams import digests
 
 MODULUS = 2**64
 DTYPES = sorted(STORED_DTYPES | WIDENED | BITCAST)
@@ -239,13 +238,14 @@ def test_where_in_memory_an_array_lies_does_not_matter(shape, dtype):
 @given(st.integers(0, MODULUS - 1))
 def test_text_of_a_digest_is_read_back(value):
     text = digest_text(value)
-    assert text.startswith(f"{ALGORITHM}:")
-    assert len(text) == len(ALGORITHM) + 17
+    assert text.startswith(f"{digests.ALGORITHM}:")
+    assert len(text) == len(digests.ALGORITHM) + 17
     assert parse_digest(text) == value
 
 
 @pytest.mark.parametrize(
-    "text", ["", "crc32c:00000000", f"{ALGORITHM}:12", f"{ALGORITHM}:{'0' * 17}", "0" * 16]
+    "text",
+    ["", "crc32c:00000000", f"{digests.ALGORITHM}:12", f"{digests.ALGORITHM}:{'0' * 17}", "0" * 16],
 )
 def test_text_of_another_digest_is_none(text):
     assert parse_digest(text) is None

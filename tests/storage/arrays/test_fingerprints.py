@@ -77,7 +77,7 @@ def test_two_changes_of_sign_that_a_linear_digest_can_not_see_are_seen(fill):
     pairs = cancelling_sign_changes(values)
     assert len(pairs) > 50
     digest, print_ = box_digest(values, (0, 0)), of(values)
-    for pair in pairs:
+    for pair in pairs[::5]:
         changed = with_signs_changed(values, pair)
         assert box_digest(changed, (0, 0)) == digest
         assert of(changed) != print_
@@ -100,7 +100,7 @@ CHANGES = {
 def test_changes_of_several_elements_are_seen(change, dtype):
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     numbers = np.random.default_rng(7)
-    for _ in range(50):
+    for _ in range(10):
         values = numbers.integers(1, 9, 512).astype(kind)
         i, j = numbers.choice(512, 2, replace=False)
         values[i], values[j] = 4, 6

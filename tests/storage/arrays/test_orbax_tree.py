@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn import CorruptionError, UnsupportedFormatError
@@ -124,6 +124,7 @@ json_trees = st.recursive(
 )  # fmt: skip
 
 
+@settings(max_examples=20)
 @given(st.dictionaries(st.text("abc", min_size=1), json_trees, min_size=1))
 def test_nest_undoes_flattening(value):
     leaves, sequences = {}, set()

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn import CorruptionError
-from cairn.storage.arrays import paged_table
-from cairn.storage.arrays.paged_table import PAGE_BYTES, PagedTable, TableLocation, table_location
+from cairn.storage.arrays.paged_table import PagedTable, TableLocation, table_location
+from tests.storage.seams import paged_table
 
 NUMBER = np.dtype("<u8")
 PAIR = np.dtype([("file", "<u4"), ("name", "u1", (16,))])
@@ -120,11 +120,11 @@ def test_what_is_read_in_one_go_has_an_end(small):
 
 
 def test_a_page_is_large_enough_for_few_requests_and_small_enough_to_be_read_for_one_leaf():
-    stored = Stored(numbers(3 * PAGE_BYTES // 8))
+    stored = Stored(numbers(3 * paged_table.PAGE_BYTES // 8))
     assert len(stored.place.pages) == 3
-    stored.table().rows(PAGE_BYTES // 8, PAGE_BYTES // 8 + 1)
+    stored.table().rows(paged_table.PAGE_BYTES // 8, paged_table.PAGE_BYTES // 8 + 1)
     ((start, stop),) = stored.reads
-    assert stop - start == PAGE_BYTES
+    assert stop - start == paged_table.PAGE_BYTES
 
 
 @pytest.mark.parametrize("dtype", [NUMBER, PAIR])

@@ -24,10 +24,10 @@ from cairn import (
     repair_run,
     verify_step,
 )
-from cairn.storage.runs import writer as runs_writer
 from cairn.storage.runs.writer import default_writer_id
 from tests.plain_orbax import READABLE, manager
 from tests.storage.orbax_import.folders import everything
+from tests.storage.seams import writer as runs_writer
 
 ZEROS = {"w": np.ones((8, 8), np.float32), "zeros": np.zeros((8, 8), np.float32)}
 

@@ -21,13 +21,15 @@ from cairn import (
 from cairn.state.checkpointing.restore import read_meta, restore_item, restore_leaves
 from cairn.state.checkpointing.trees import flatten
 from cairn.storage.arrays.ocdbt import is_data_file
-from cairn.storage.runs.records import step_index
 from cairn.storage.runs.records.layout import INDEX_FILE
 from cairn.storage.runs.records.step_index import open_contents
+from tests.faults.report import trials
 from tests.storage.indexes import publish_index, regions_of, shards_of
+from tests.storage.seams import step_index
 from tests.storage.states import abstract, assert_same, floats, put, raw, state
 
 STEPS = (3, 4)
+FLIPS = trials(short=4, long=12)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +106,7 @@ def test_a_flipped_bit_of_the_index_is_named_and_never_a_wrong_value(run, readin
     info, path = run.step(3), index_file(run, 3)
     manifest, data = run.manifest(info), path.read_bytes()
     first, last = regions_of(manifest.index, run.contents(info).directory)[region]
-    for number, at in enumerate(np.linspace(first, last, 12, dtype=int).tolist()):
+    for number, at in enumerate(np.linspace(first, last, FLIPS, dtype=int).tolist()):
         changed = bytearray(data)
         changed[at] ^= 1 << number % 8
         path.write_bytes(changed)

@@ -11,13 +11,13 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 
 from cairn import Checkpointer, CheckpointReader, CorruptionError, ObjectStore, Run, parse_uri
-from cairn.storage.arrays import chunks as chunk_shape
-from cairn.storage.arrays import data_file_writers
 from cairn.storage.arrays.box_buffers import BoxBuffer, aligned_empty
 from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.reading.leaf_reads import LeafReads
 from tests.storage.parts import inside
 from tests.storage.plain_steps import as_plain_step
+from tests.storage.seams import chunks as chunk_shape
+from tests.storage.seams import data_file_writers
 from tests.storage.states import floats, put, raw
 
 

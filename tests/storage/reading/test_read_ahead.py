@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from cairn import Checkpointer, CheckpointReader, CorruptionError, Run
-from cairn.storage.reading import read_ahead
 from cairn.storage.reading.read_ahead import AHEAD_BYTES, ReadAhead, asked_ahead
 
 STEP = 1
@@ -36,7 +35,7 @@ def asked(monkeypatch):
         assert advice == os.POSIX_FADV_WILLNEED
         found.append(os.pread(file, length, offset))
 
-    monkeypatch.setattr(read_ahead.os, "posix_fadvise", advise)
+    monkeypatch.setattr(os, "posix_fadvise", advise)
     return found
 
 

@@ -189,30 +189,35 @@ def test_meta_comes_back_as_it_was_saved(stored):
     assert "model" in reader.items()
 
 
-@pytest.mark.parametrize(
-    "index",
+INDICES = (
     [(), 3, -1, slice(5, 40), slice(1, 60, 7), (slice(None), 5), (..., slice(-3, None)),
      (slice(10, 10),), (-64, -48), (slice(17, 33), slice(20, 30)), slice(900, 1000),
-     (np.int64(-3), np.uint8(5))],
-    ids=str,
+     (np.int64(-3), np.uint8(5))]
 )  # fmt: skip
-def test_slices_are_those_of_numpy(stored, index):
+
+
+def test_slices_are_those_of_numpy(stored):
     reader, arrays = stored
-    assert_same(reader.read("model", "matrix", index), np.asarray(arrays["matrix"][index]))
+    for index in INDICES:
+        assert_same(reader.read("model", "matrix", index), np.asarray(arrays["matrix"][index]))
 
 
-@pytest.mark.parametrize("index", [64, (0, 48), (0, 0, 0), slice(None, None, -1), "x", 1.5])
-def test_what_is_no_part_of_the_leaf_is_refused_by_name(stored, index):
+def test_what_is_no_part_of_the_leaf_is_refused_by_name(stored):
     reader, _ = stored
-    with pytest.raises(InvalidSliceError, match=r"model: matrix.*\(64, 48\)"):
-        reader.read("model", "matrix", index)
+    for index in (64, (0, 48), (0, 0, 0), slice(None, None, -1), "x", 1.5):
+        with pytest.raises(InvalidSliceError, match=r"model: matrix.*\(64, 48\)"):
+            reader.read("model", "matrix", index)
 
 
-@pytest.mark.parametrize("transpose", [False, True])
-@pytest.mark.parametrize("max_bytes", [1, 100, 1000, 5000, 1 << 20])
+@pytest.mark.parametrize(
+    ("max_bytes", "transpose"),
+    [(1, False), (100, True), (1000, False), (5000, True), (1 << 20, False)],
+)
 def test_blocks_are_the_leaf_in_order_and_small_enough(stored, max_bytes, transpose):
     reader, arrays = stored
     for path, array in arrays.items():
+        if max_bytes == 1 and array.size > 100:
+            continue  # a block of each element, of small leaves
         expected = array.transpose() if transpose else array
         blocks = list(reader.iter_blocks("model", path, max_bytes=max_bytes, transpose=transpose))
         assert all(block.flags.c_contiguous and block.ndim == array.ndim for block in blocks)
@@ -221,9 +226,7 @@ def test_blocks_are_the_leaf_in_order_and_small_enough(stored, max_bytes, transp
         assert_same(joined, expected)
 
 
-@settings(
-    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60
-)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     axes=st.permutations(range(3)),
     axis=st.integers(0, 2),
@@ -261,13 +264,12 @@ def test_integers_of_a_block_index_keep_their_axis(stored):
     assert_same(block, np.ascontiguousarray(arrays["stacked"][2:3].transpose(0, 2, 1)))
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"axis": 2}, {"transpose": (0, 0)}, {"index": slice(0, 9, 2)}, {"index": 99}]
-)
-def test_blocks_that_do_not_exist_are_refused(stored, arguments):
+def test_blocks_that_do_not_exist_are_refused(stored):
     reader, _ = stored
-    with pytest.raises(InvalidSliceError, match="model: matrix"):
-        reader.iter_blocks("model", "matrix", max_bytes=100, **arguments)
+    wrong = [{"axis": 2}, {"transpose": (0, 0)}, {"index": slice(0, 9, 2)}, {"index": 99}]
+    for arguments in wrong:
+        with pytest.raises(InvalidSliceError, match="model: matrix"):
+            reader.iter_blocks("model", "matrix", max_bytes=100, **arguments)
 
 
 def test_unknown_leaf_and_item_are_not_found_and_name_what_is_near(stored):
@@ -460,10 +462,12 @@ def run_python(code, *arguments):
     )  # fmt: skip
 
 
-def test_reading_loads_no_array_framework(stored):
-    reader, _ = stored
-    done = run_python(READ_WITHOUT_JAX, reader.uri)
-    assert done.returncode == 0, done.stderr
+def test_reading_loads_no_array_framework(tmp_path):
+    tree = {"matrix": np.ones((64, 48), np.float32)}
+    ours, _ = save_cairn(parse_uri(tmp_path / "run"), tree)
+    for step_uri in (ours, save_plain(parse_uri(tmp_path / "plain"), tree)):
+        done = run_python(READ_WITHOUT_JAX, step_uri)
+        assert done.returncode == 0, done.stderr
 
 
 PEAK_OF_READING = """
@@ -490,17 +494,15 @@ PEAK_OF_READING = """
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "most"), [("blocks", 5 * MAX_CHUNK_ROW_BYTES), ("pieces", 4 * MAX_CHUNK_ROW_BYTES)]
-)
-def test_memory_of_streaming_does_not_follow_the_leaf(tmp_path, kind, most):
+def test_memory_of_streaming_does_not_follow_the_leaf(tmp_path):
     array = np.zeros((12288, 8192), np.float32)
     step_uri, _ = save_cairn(parse_uri(tmp_path / "run"), {"w": array})
-    done = run_python(PEAK_OF_READING, step_uri, array.nbytes, kind)
-    assert done.returncode == 0, done.stderr
     # Two rows of chunks (blocks alone), the pieces read ahead, and what decoding threads keep:
     # that depends on how they were scheduled, from 115 to 183 MiB of pieces on two busy cores.
-    assert int(done.stdout) < most < array.nbytes
+    for kind, most in (("blocks", 5 * MAX_CHUNK_ROW_BYTES), ("pieces", 4 * MAX_CHUNK_ROW_BYTES)):
+        done = run_python(PEAK_OF_READING, step_uri, array.nbytes, kind)
+        assert done.returncode == 0, done.stderr
+        assert int(done.stdout) < most < array.nbytes
 
 
 def test_store_that_refuses_is_unavailable_not_corrupt(gcs):

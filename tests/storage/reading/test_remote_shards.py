@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cairn import Checkpointer, CorruptionError, load
 from cairn.storage.reading import remote_shards
-from cairn.storage.reading.remote_shards import Piece, gathered
+from cairn.storage.reading.remote_shards import Piece
 from tests.gcs.impatience import impatient
 from tests.state.checkpointing.saves.test_round_trips import rounds
 
@@ -23,7 +23,7 @@ spans = st.tuples(st.sampled_from("ab"), st.integers(0, 1 << 26), st.integers(1,
 @given(st.lists(spans, max_size=30))
 def test_each_piece_is_asked_for_once_with_what_lies_beside_it(spans):
     pieces = [Piece(file, at, at + size, "", len) for file, at, size in spans]
-    runs = list(gathered(pieces))
+    runs = list(remote_shards.gathered(pieces))
     assert sorted(one for run in runs for one in run) == list(range(len(pieces)))
     for run in runs:
         own = [pieces[one] for one in run]
@@ -129,4 +129,4 @@ def test_an_object_that_is_gone_is_named(gcs, saved):
 
 def test_pieces_that_overlap_are_asked_for_apart():
     pieces = [Piece("a", at, at + 10, "", len) for at in (0, 5, 15)]
-    assert list(gathered(pieces)) == [[0], [1, 2]]
+    assert list(remote_shards.gathered(pieces)) == [[0], [1, 2]]

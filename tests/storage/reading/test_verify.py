@@ -16,11 +16,13 @@ from cairn import (
     CorruptionError,
     Manifest,
     Run,
+    StepDamagedError,
     StepNotFoundError,
     StorageError,
     StoreUnavailableError,
     open_files,
     parse_uri,
+    promote_step,
     verify_step,
 )
 from cairn.state.checkpointing.restore import read_meta, restore_item
@@ -29,18 +31,10 @@ from cairn.storage.arrays.digests import digest_text
 from cairn.storage.arrays.ocdbt import is_data_file, leaf_node, manifest
 from cairn.storage.reading import verify as verify_module
 from cairn.storage.reading.databases import database_entries
-from cairn.storage.reading.step_files import check_step_files
 from cairn.storage.runs.annotate import annotation_of, note_verified
-from cairn.storage.runs.damage import newest_sound
-from cairn.storage.runs.records.layout import (
-    INDEX_FILE,
-    attempt_file,
-    manifest_file,
-)
+from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file
 from cairn.storage.runs.records.manifest import LeafRecord
-from cairn.storage.runs.records.placed import put_record
 from cairn.storage.store.clock import utc_now
-from cairn.storage.store.disk.direct_io import BUFFER_BYTES
 from cairn.storage.store.file_checksums import (
     PART_BYTES,
     read_crc32c,
@@ -48,6 +42,8 @@ from cairn.storage.store.file_checksums import (
 )
 from tests.storage.indexes import publish_index
 from tests.storage.plain_steps import as_plain_step, record_of
+from tests.storage.records import attempt_file, put_record
+from tests.storage.seams import direct_io
 from tests.storage.states import abstract, assert_same, raw, state
 
 STEP = 3
@@ -171,8 +167,9 @@ def test_the_checksums_of_every_file_are_recorded(run):
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "grown", "missing", "swapped"])
-def test_damage_to_any_file_is_found_and_names_it(either, damage):
-    run = either
+def test_damage_to_any_file_is_found_and_names_it(plain, damage):
+    """Of a step with an index: `tests/faults/test_bit_flips.py`."""
+    run = plain
     others = dict.fromkeys(files_of(run).values())
     for number, (name, path) in enumerate(files_of(run).items()):
         data = path.read_bytes()
@@ -199,7 +196,7 @@ def test_damage_to_any_file_is_found_and_names_it(either, damage):
         assert caught.value.problems == report.problems
         if report.loads:
             load(run)
-        elif name != INDEX_FILE:  # of which a load need not read all
+        else:
             with pytest.raises(CorruptionError):
                 load(run)
         path.write_bytes(data)
@@ -325,7 +322,7 @@ def test_opening_names_all_damaged_files_in_one_error(plain):
     files["optimizer/_METADATA"].unlink()
     files["commit_success.txt"].write_bytes(b"more")
     with pytest.raises(CorruptionError) as caught:
-        check_step_files(run.step_uri(run.step(STEP)), run.contents(run.step(STEP)).objects)
+        CheckpointReader.open(run.step_uri(run.step(STEP)), run.manifest(run.step(STEP)))
     assert [problem.partition(": ")[0] for problem in caught.value.problems] == [
         "commit_success.txt",
         "model/_METADATA",
@@ -531,7 +528,14 @@ def test_a_step_is_verified_on_every_store(root_uri, has_index):
 
 def test_checksums_of_many_and_of_large_files(root_uri):
     numbers = np.random.default_rng(0)
-    sizes = [0, 1, BUFFER_BYTES - 1, BUFFER_BYTES, 3 * BUFFER_BYTES + 17, *range(20)]
+    sizes = [
+        0,
+        1,
+        direct_io.BUFFER_BYTES - 1,
+        direct_io.BUFFER_BYTES,
+        3 * direct_io.BUFFER_BYTES + 17,
+        *range(20),
+    ]
     contents = {f"fplain/{n}": numbers.bytes(size) for n, size in enumerate(sizes)}
     files = open_files(root_uri)
     for name, content in contents.items():
@@ -569,11 +573,11 @@ def test_a_file_that_is_read_in_parts_has_the_checksum_of_the_whole(root_uri):
 def test_memory_does_not_grow_with_the_files(tmp_path):
     for name in ("a", "b", "c"):
         with (tmp_path / name).open("wb") as stream:
-            stream.truncate(100 * BUFFER_BYTES)
+            stream.truncate(100 * direct_io.BUFFER_BYTES)
     tracemalloc.start()
     try:
         list(read_files(parse_uri(tmp_path), ["a", "b", "c"], threads=3))
-        assert tracemalloc.get_traced_memory()[1] < 5 * BUFFER_BYTES
+        assert tracemalloc.get_traced_memory()[1] < 5 * direct_io.BUFFER_BYTES
     finally:
         tracemalloc.stop()
 
@@ -734,9 +738,12 @@ def test_steps_that_share_a_damaged_file_are_damaged_until_they_are_verified(tmp
         (problem,) = damage.problems
         assert problem.startswith(f"model/d/{shared.name}: crc32c ")
         assert problem.endswith(" (the same file as that of step 2)")
-    assert newest_sound(run, run.history()) == (4, 1)
+    with pytest.raises(StepDamagedError, match=f"newest sound step is {run.uri}/steps/4"):
+        promote_step(run, 1, "best", expect=None)
     note_verified(run, run.step(4), damage=damage)
-    assert newest_sound(run, run.history()) is None
+    with pytest.raises(StepDamagedError) as none_is_sound:
+        promote_step(run, 1, "best", expect=None)
+    assert "newest sound" not in str(none_is_sound.value)
     assert verify_step(run, 1).note(run).damaged.leaves == ("model: frozen",)
     assert verify_step(run, 2).note(run).damaged.leaves == ("model: frozen",)
     assert annotation_of(run, run.step(1)).damaged.leaves == ("model: frozen",)  # and no less

@@ -10,7 +10,7 @@ from cairn.storage.arrays.ocdbt import ValueRef
 from cairn.storage.arrays.orbax_tree import StoredForm
 from cairn.storage.runs.records.index_writer import PlacedShard
 from cairn.storage.runs.records.manifest import AssetRecord, LeafRecord, ObjectRecord
-from cairn.storage.runs.records.step_index import shard_grid
+from tests.storage.records import shard_grid
 
 ITEMS = ("model", "optimizer", "average")
 FOLDERS = ("d", "ocdbt.process_0/d", "ocdbt.process_1/d")

@@ -8,18 +8,17 @@ from cairn import (
     AliasNotFoundError,
     InvalidURIError,
     PreconditionFailedError,
-    Run,
     RunInfo,
     UnsupportedFormatError,
 )
-from cairn.storage.runs.records.aliases import HISTORY_KEPT, AliasWriter
 from cairn.storage.runs.records.layout import alias_file
-from cairn.storage.runs.records.placed import write_run_info
+from tests.storage.records import HISTORY_KEPT, AliasWriter, write_run_info
 
 
 @pytest.fixture
-def objects(objects):
+def objects(some_objects):
     """Those of a run that exists."""
+    objects = some_objects
     write_run_info(objects, RunInfo(name="run", created="2026-01-01T00:00:00Z"))
     return objects
 
@@ -170,10 +169,6 @@ def race(aliases, movers, moves):
 
 def test_racing_movers_lose_nothing(aliases):
     race(aliases, movers=4, moves=5)
-
-
-def test_a_hundred_racing_movers_lose_nothing(tmp_path):
-    race(AliasWriter(Run.create(tmp_path / "run").objects), movers=100, moves=1)
 
 
 def test_of_many_equal_moves_exactly_one_wins(aliases):

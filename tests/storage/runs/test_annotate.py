@@ -30,8 +30,9 @@ from cairn import (
 )
 from cairn.storage.runs.annotate import annotation_of
 from cairn.storage.runs.records.layout import RUN_FILE, annotation_file, trash_file
-from cairn.storage.runs.records.placed import put_record, read_record
+from cairn.storage.runs.records.placed import read_record
 from cairn.storage.runs.retention import check_names
+from tests.storage.records import put_record
 from tests.storage.stored_runs import begin, end, save
 
 NAME = annotation_file(6, 1)

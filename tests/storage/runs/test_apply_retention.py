@@ -30,11 +30,10 @@ from cairn.state.checkpointing import background_retention
 from cairn.state.checkpointing.background_retention import RunRetention
 from cairn.storage.runs import retention
 from cairn.storage.runs.annotate import annotation_of, note_verified
-from cairn.storage.runs.records.aliases import AliasWriter
-from cairn.storage.runs.records.layout import annotation_file, attempt_file, step_dir
-from cairn.storage.runs.records.placed import put_record
+from cairn.storage.runs.records.layout import annotation_file, step_dir
 from cairn.storage.runs.retention import check_names
 from cairn.storage.runs.trash import read_tombstones
+from tests.storage.records import AliasWriter, attempt_file, put_record
 from tests.storage.stored_runs import PLAIN, begin, end, save, write_data
 
 

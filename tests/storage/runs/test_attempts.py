@@ -17,26 +17,25 @@ from cairn import (
     StoreUnavailableError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs import lease
-from cairn.storage.runs.lease import (
-    CLOCK_MARGIN_SECONDS,
+from cairn.storage.runs.lease import CLOCK_MARGIN_SECONDS, read_lease
+from cairn.storage.runs.records.attempts import find_superseded
+from cairn.storage.runs.records.layout import RUN_FILE
+from cairn.storage.store.clock import from_rfc3339, rfc3339
+from cairn.storage.store.records import RecordLocation
+from tests.storage.records import (
+    LEASE_FILE,
+    attempt_file,
     begin_attempt,
-    holds_lease,
-    read_lease,
-    release,
-    renew,
-)
-from cairn.storage.runs.records.attempts import (
     counting,
     create_attempt,
     ensure_newest,
-    find_superseded,
+    holds_lease,
     list_attempts,
+    put_record,
+    release,
+    renew,
 )
-from cairn.storage.runs.records.layout import LEASE_FILE, RUN_FILE, attempt_file
-from cairn.storage.runs.records.placed import put_record
-from cairn.storage.store.clock import from_rfc3339, rfc3339
-from cairn.storage.store.records import RecordLocation
+from tests.storage.seams import lease
 
 
 class SetClock:
@@ -53,8 +52,9 @@ class SetClock:
 
 
 @pytest.fixture
-def objects(objects):
+def objects(some_objects):
     """Those of a run that exists."""
+    objects = some_objects
     info = RunInfo(name="run", created="2026-01-01T00:00:00Z")
     objects.write(RUN_FILE, info.with_location(RecordLocation("1" * 32, RUN_FILE)).to_bytes())
     return objects

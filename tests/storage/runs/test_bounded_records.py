@@ -27,18 +27,17 @@ from cairn import (
 )
 from cairn.storage.arrays.ocdbt import ValueRef
 from cairn.storage.runs.annotate import annotation_of
-from cairn.storage.runs.records import annotations, manifest, step_index
-from cairn.storage.runs.records.annotations import LONGEST_LABEL, MOST_LABELS
 from cairn.storage.runs.records.exports import ExportManifest
 from cairn.storage.runs.records.index_writer import PlacedShard, make_index
 from cairn.storage.runs.records.layout import INDEX_FILE, annotation_file, manifest_file
 from cairn.storage.runs.records.manifest import LeafRecord
-from cairn.storage.runs.records.placed import put_record
-from cairn.storage.runs.records.step_index import open_contents, parse_index
-from cairn.storage.store.bounds import MAX_FREE_JSON_BYTES, bound_of
+from cairn.storage.runs.records.step_index import open_contents
+from cairn.storage.store.bounds import bound_of
 from cairn.storage.store.records import Record, RecordLocation, canonical_json, sha256_of
 from tests.storage.indexes import forged
+from tests.storage.records import parse_index, put_record
 from tests.storage.runs.random_steps import data_files, random_manifest, random_parts
+from tests.storage.seams import annotations, bounds, manifest, step_index
 
 PLACE = RecordLocation("some-run", f"attempts/1/3/{INDEX_FILE}")
 
@@ -123,9 +122,9 @@ def test_a_run_whose_record_is_above_its_bound_hides_no_other(run):
 @pytest.mark.parametrize(
     "entries",
     [
-        {"labels": {"a": "x" * (LONGEST_LABEL + 1)}},
+        {"labels": {"a": "x" * (annotations.LONGEST_LABEL + 1)}},
         {"labels": {"x" * 257: "a"}},
-        {"labels": {str(n): "" for n in range(MOST_LABELS + 1)}},
+        {"labels": {str(n): "" for n in range(annotations.MOST_LABELS + 1)}},
         {"metrics": {"x" * 257: 1}},
         {"metrics": {str(n): n for n in range(annotations.MOST_METRICS + 1)}},
         {"better": {str(n): "min" for n in range(annotations.MOST_METRICS + 1)}},
@@ -144,7 +143,9 @@ def test_entries_beyond_what_can_be_noted_are_damaged_and_refused(run, entries):
 
 
 def test_entries_at_their_bounds_are_no_larger_than_their_record_may_be(run):
-    labels = {f"{n:0256}": "\x01" * LONGEST_LABEL for n in range(MOST_LABELS)}
+    labels = {
+        f"{n:0256}": "\x01" * annotations.LONGEST_LABEL for n in range(annotations.MOST_LABELS)
+    }
     metrics = {f"{n:0256}": 1e300 for n in range(annotations.MOST_METRICS)}
     noted = Annotation.of(labels, metrics, dict.fromkeys(metrics, "min"))
     assert len(noted.to_bytes()) < bound_of(annotation_file(6, 1)).max_bytes
@@ -154,7 +155,7 @@ def test_entries_at_their_bounds_are_no_larger_than_their_record_may_be(run):
 
 def test_labels_of_a_run_beyond_what_can_be_kept_are_damaged(run):
     info = RunInfo.parse(run.objects.read("run.json").value, "run.json")
-    run.objects.write("run.json", sealed(info, labels={"a": "x" * (LONGEST_LABEL + 1)}))
+    run.objects.write("run.json", sealed(info, labels={"a": "x" * (annotations.LONGEST_LABEL + 1)}))
     with pytest.raises(CorruptionError, match="the run holds more than it may"):
         run.info()
 
@@ -164,10 +165,10 @@ def test_free_json_beyond_its_bound_is_damaged():
     deep: object = "x"
     for _ in range(70):
         deep = [deep]
-    for model in ({"config": {"a": "x" * MAX_FREE_JSON_BYTES}}, {"config": {"a": deep}}):
+    for model in ({"config": {"a": "x" * bounds.MAX_FREE_JSON_BYTES}}, {"config": {"a": deep}}):
         with pytest.raises(CorruptionError, match=r"holds more than it may: .*model\.config"):
             Manifest.parse(sealed(record, model=model), "p")
-    held = ModelInfo(config={"a": "x" * (MAX_FREE_JSON_BYTES - 100)})
+    held = ModelInfo(config={"a": "x" * (bounds.MAX_FREE_JSON_BYTES - 100)})
     kept = record.model_copy(update={"model": held})
     assert Manifest.parse(kept.to_bytes(), "p") == kept
 

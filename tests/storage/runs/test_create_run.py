@@ -32,21 +32,20 @@ from cairn import (
     repair_run,
 )
 from cairn.storage.runs.fork import abandon_fork
-from cairn.storage.runs.records.layout import (
-    ASSETS,
-    LEASE_FILE,
-    RUN_FILE,
-    alias_file,
-    annotation_file,
-    attempt_file,
-    trash_file,
-)
+from cairn.storage.runs.records.layout import RUN_FILE, alias_file, annotation_file, trash_file
 from cairn.storage.runs.usage import run_usage
 from tests.plain_orbax import manager
 from tests.storage.forks import WRITER
+from tests.storage.records import ASSETS, LEASE_FILE, attempt_file
 from tests.storage.stored_runs import begin, end, save
 
 ALIAS, LABELS, TOMBSTONE = alias_file("production"), annotation_file(3, 1), trash_file(3, 1)
+
+
+@pytest.fixture
+def root_uri(some_root_uri):
+    """The run protocol is the same in every store."""
+    return some_root_uri
 
 
 def steps_of(uri):

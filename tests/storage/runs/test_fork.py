@@ -21,11 +21,17 @@ from cairn import (
     open_files,
 )
 from cairn.storage.runs.fork import abandon_fork
-from cairn.storage.runs.lease import begin_attempt, read_lease
-from cairn.storage.runs.records.attempts import list_attempts
+from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.records.layout import annotation_file, asset_file
 from cairn.storage.store.clock import utc_now
 from tests.storage.forks import LEAF, WRITER
+from tests.storage.records import begin_attempt, list_attempts
+
+
+@pytest.fixture
+def root_uri(some_root_uri):
+    """The run protocol is the same in every store."""
+    return some_root_uri
 
 
 def interrupted_fork(parent, root_uri):

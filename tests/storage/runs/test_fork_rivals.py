@@ -20,11 +20,12 @@ from cairn import (
     verify_step,
 )
 from cairn.storage.runs.fork import abandon_fork
-from cairn.storage.runs.lease import LEASE_TTL_SECONDS, begin_attempt, read_lease
+from cairn.storage.runs.lease import LEASE_TTL_SECONDS, read_lease
 from cairn.storage.runs.records.layout import manifest_file
-from cairn.storage.runs.writer import publish_manifest
 from cairn.storage.store.clock import utc_now
 from tests.storage.forks import LEAF, WRITER, contents, save_parent
+from tests.storage.records import begin_attempt
+from tests.storage.seams import writer
 
 RIVAL = "fork/other"
 REFUSALS = (PreconditionFailedError, LeaseHeldError, FencedError)
@@ -113,7 +114,7 @@ def test_a_fork_that_is_superseded_as_it_is_published_is_not_told_as_done(
 
     def published(objects, manifest, fence):
         def keep():
-            publish_manifest(objects, manifest, fence)
+            writer.publish_manifest(objects, manifest, fence)
             return -1
 
         begin_attempt(objects, writer=WRITER, base_step=keep)

@@ -16,21 +16,27 @@ from cairn import (
     open_files,
     undelete_step,
 )
-from cairn.storage.runs.lease import (
-    DEAD_AFTER_SECONDS,
-    LEASE_TTL_SECONDS,
-    begin_attempt,
-    release,
-    renew,
-)
-from cairn.storage.runs.records.aliases import AliasWriter
-from cairn.storage.runs.records.attempts import ensure_newest
+from cairn.storage.runs.lease import LEASE_TTL_SECONDS
 from cairn.storage.runs.records.exports import ExportKey, ExportManifest, publish_export
 from cairn.storage.runs.records.layout import annotation_file, manifest_file
 from cairn.storage.runs.resolution import resolve_step
 from cairn.storage.runs.trash import read_tombstones
 from cairn.storage.runs.usage import run_usage
+from tests.storage.records import (
+    DEAD_AFTER_SECONDS,
+    AliasWriter,
+    begin_attempt,
+    ensure_newest,
+    release,
+    renew,
+)
 from tests.storage.stored_runs import begin, end, save, states, write_data
+
+
+@pytest.fixture
+def root_uri(some_root_uri):
+    """The run protocol is the same in every store."""
+    return some_root_uri
 
 
 @pytest.fixture

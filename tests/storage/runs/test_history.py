@@ -39,27 +39,33 @@ from cairn import (
     undelete_step,
 )
 from cairn.storage.runs.lease import read_lease
-from cairn.storage.runs.records.attempts import (
-    AttemptRecord,
-    free_number,
-    list_attempts,
-    saved_steps,
-)
 from cairn.storage.runs.records.layout import (
-    LEASE_FILE,
     RUN_FILE,
     alias_file,
     annotation_file,
-    attempt_file,
     manifest_file,
-    parse_manifest_file,
     trash_file,
 )
 from cairn.storage.runs.resolution import resolve_step
 from cairn.storage.runs.retention import step_facts
+from tests.storage.records import (
+    LEASE_FILE,
+    AttemptRecord,
+    attempt_file,
+    free_number,
+    list_attempts,
+    parse_manifest_file,
+    saved_steps,
+)
 from tests.storage.stored_runs import PLAIN, write_data
 
 UNREADABLE = (CorruptionError, UnsupportedFormatError)
+
+
+@pytest.fixture
+def root_uri(some_root_uri):
+    """The run protocol is the same in every store."""
+    return some_root_uri
 
 
 @pytest.fixture

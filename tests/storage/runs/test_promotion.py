@@ -22,17 +22,10 @@ from cairn import (
     roll_back,
     undelete_step,
 )
-from cairn.storage.runs.records.layout import (
-    RUN_FILE,
-    alias_file,
-    hold_file,
-    manifest_file,
-    trash_file,
-)
-from cairn.storage.runs.records.placed import put_record
-from cairn.storage.runs.trash import ANNOUNCED_SECONDS, Hold, declare, withdraw
+from cairn.storage.runs.records.layout import RUN_FILE, alias_file, manifest_file, trash_file
 from cairn.storage.store.clock import rfc3339
 from tests.storage.held_names import HeldNames
+from tests.storage.records import ANNOUNCED_SECONDS, Hold, declare, hold_file, put_record, withdraw
 from tests.storage.stored_runs import begin, end, save
 
 

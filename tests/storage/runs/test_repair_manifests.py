@@ -18,20 +18,18 @@ from cairn import (
     repair_run,
     verify_step,
 )
-from cairn.storage.runs import repair
-from cairn.storage.runs.records.layout import (
-    INDEX_FILE,
-    LEASE_FILE,
-    alias_file,
-    attempt_file,
-    manifest_file,
-    trash_file,
-)
-from cairn.storage.runs.records.step_index import parse_index
-from cairn.storage.runs.trash import begin_removal
+from cairn.storage.runs.records.layout import INDEX_FILE, alias_file, manifest_file, trash_file
 from cairn.storage.store.clock import utc_now
 from tests.storage.forks import LEAF, WRITER, flipped, save_parent
+from tests.storage.records import LEASE_FILE, attempt_file, begin_removal, parse_index
+from tests.storage.seams import repair
 from tests.storage.stored_runs import begin, end, save
+
+
+@pytest.fixture
+def root_uri(some_root_uri):
+    """The run protocol is the same in every store."""
+    return some_root_uri
 
 
 @pytest.fixture

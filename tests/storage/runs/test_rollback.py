@@ -13,10 +13,9 @@ from cairn import (
     promote_step,
     roll_back,
 )
-from cairn.storage.runs import rollback
 from cairn.storage.runs.lease import read_lease
-from cairn.storage.runs.records.layout import attempt_file
-from cairn.storage.runs.trash import ANNOUNCED_SECONDS, declare
+from tests.storage.records import ANNOUNCED_SECONDS, attempt_file, declare
+from tests.storage.seams import rollback
 from tests.storage.stored_runs import begin, end, save, states
 
 

@@ -22,12 +22,16 @@ from cairn import (
     parse_ref,
     resolve_checkpoint,
 )
-from cairn.storage.runs.lease import begin_attempt, release
-from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.records.layout import RUN_FILE, manifest_file, step_dir, trash_file
-from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.resolution import resolve_step
+from tests.storage.records import AliasWriter, begin_attempt, put_record, release
 from tests.storage.stored_runs import begin, publish, save, states, write_data
+
+
+@pytest.fixture
+def root_uri(some_root_uri):
+    """The run protocol is the same in every store."""
+    return some_root_uri
 
 
 @pytest.fixture

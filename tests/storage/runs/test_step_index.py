@@ -20,26 +20,19 @@ from cairn import (
     UnsupportedFormatError,
     parse_uri,
 )
-from cairn.storage.arrays import paged_table
 from cairn.storage.arrays.digests import parse_digest
 from cairn.storage.arrays.ocdbt import ValueRef
-from cairn.storage.runs.records import step_index
 from cairn.storage.runs.records.index_writer import PlacedShard, make_index
 from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file
 from cairn.storage.runs.records.manifest import LeafRecord
-from cairn.storage.runs.records.step_index import (
-    END,
-    MAGIC,
-    IndexDirectory,
-    StepIndex,
-    open_contents,
-    parse_index,
-    shard_grid,
-)
-from cairn.storage.store.files_local import LocalFiles
+from cairn.storage.runs.records.step_index import StepIndex, open_contents
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.records import RecordLocation
+from tests.faults.report import trials
 from tests.storage.indexes import parts_of, regions_of
+from tests.storage.records import END, MAGIC, IndexDirectory, parse_index, shard_grid
 from tests.storage.runs.random_steps import data_files, random_manifest, random_parts
+from tests.storage.seams import paged_table, step_index
 
 PLACE = RecordLocation("some-run", f"attempts/1/3/{INDEX_FILE}")
 
@@ -86,7 +79,7 @@ def stored(folder, data):
     return uri
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=trials(short=30, long=300))
 @given(seed=st.integers(0, 2**32), leaves=st.integers(0, 30))
 def test_an_index_holds_what_it_was_made_of(seed, leaves):
     rng = Random(seed)
@@ -330,9 +323,10 @@ def test_who_wants_most_leaves_reads_a_large_index_in_one_request(tmp_path, monk
     data, indexed, _ = made(2, 60)
     uri = stored(tmp_path, data)
     asked = []
-    reads = LocalFiles.read_range
+    local_files = type(open_files(uri))
+    reads = local_files.read_range
     monkeypatch.setattr(
-        LocalFiles, "read_range", lambda *given: asked.append(given[2:]) or reads(*given)
+        local_files, "read_range", lambda *given: asked.append(given[2:]) or reads(*given)
     )
     open_contents(uri, indexed).check()
     several = len(asked)

@@ -16,10 +16,10 @@ from cairn import (
     delete_step,
     undelete_step,
 )
-from cairn.storage.runs import trash
-from cairn.storage.runs.records.aliases import AliasWriter
-from cairn.storage.runs.records.layout import intent_file, manifest_file, trash_file
-from cairn.storage.runs.trash import begin_removal, read_tombstones
+from cairn.storage.runs.records.layout import manifest_file, trash_file
+from cairn.storage.runs.trash import read_tombstones
+from tests.storage.records import AliasWriter, begin_removal, intent_file
+from tests.storage.seams import trash
 from tests.storage.stored_runs import begin, end, publish, save, write_data
 
 

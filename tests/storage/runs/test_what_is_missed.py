@@ -15,16 +15,13 @@ from cairn import (
     promote_step,
 )
 from cairn.storage.runs.records.layout import (
-    LEASE_FILE,
     RUN_FILE,
     alias_file,
     annotation_file,
-    attempt_file,
-    hold_file,
-    intent_file,
     manifest_file,
     trash_file,
 )
+from tests.storage.records import LEASE_FILE, attempt_file, hold_file, intent_file
 from tests.storage.runs.test_history import flip, job, lose
 from tests.storage.runs.test_repair import make_run
 

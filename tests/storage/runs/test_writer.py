@@ -10,10 +10,10 @@ from cairn import (
     Writer,
     parse_uri,
 )
-from cairn.storage.runs import lease
 from cairn.storage.runs.records.layout import annotation_file, manifest_file
-from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.writer import sync_folder
+from tests.storage.records import put_record
+from tests.storage.seams import lease
 from tests.storage.stored_runs import PLAIN, begin
 
 

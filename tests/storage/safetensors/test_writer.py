@@ -27,7 +27,7 @@ from cairn import (
 from cairn.storage.safetensors import writer
 from cairn.storage.safetensors.format import DTYPES
 from cairn.storage.safetensors.reader import read_header, read_tensor
-from cairn.storage.safetensors.writer import BLOCK_BYTES, peak_bytes
+from cairn.storage.safetensors.writer import peak_bytes
 
 NUMBERS = itertools.count(1)
 
@@ -193,10 +193,10 @@ def test_index_maps_every_tensor_to_its_file(files):
 
 def failing(name):
     def blocks(max_bytes):
-        yield np.ones(BLOCK_BYTES // 4, np.float32)
+        yield np.ones(writer.BLOCK_BYTES // 4, np.float32)
         raise RuntimeError("the disk under the source died")
 
-    return TensorSource(name, (BLOCK_BYTES,), np.dtype(np.float32), blocks)
+    return TensorSource(name, (writer.BLOCK_BYTES,), np.dtype(np.float32), blocks)
 
 
 def test_failing_source_leaves_nothing_visible(files):

@@ -8,22 +8,18 @@ import pytest
 from cairn import CorruptionError, ObjectStore, UnsupportedFormatError, parse_uri
 from cairn.storage.reading.step_files import check_step_files
 from cairn.storage.runs.records.manifest import ObjectRecord
-from cairn.storage.store import bounds
-from cairn.storage.store import objects as objects_module
 from cairn.storage.store.bounds import (
-    BOUNDS,
     DEFAULT_BOUND,
-    MAX_FREE_JSON_BYTES,
-    MAX_FREE_JSON_DEPTH,
-    MAX_JSON_VALUES,
     Oversized,
     bound_of,
 )
-from cairn.storage.store.records import load_json
 from tests.programs.program import REPOSITORY
+from tests.storage.records import load_json
+from tests.storage.seams import annotations, bounds, exports, manifest, step_index
+from tests.storage.seams import objects as objects_module
 
 PAGE = REPOSITORY / "docs/reference/storage/bounds.md"
-NAMES = [(bound, name.replace("*", "1.1")) for bound in BOUNDS for name in bound.names]
+NAMES = [(bound, name.replace("*", "1.1")) for bound in bounds.BOUNDS for name in bound.names]
 SMALL = 50
 
 
@@ -165,7 +161,7 @@ def test_what_could_not_be_read_again_is_not_written(objects, small_bounds):
 
 
 def test_json_of_more_values_than_memory_is_worth_is_damaged():
-    data = b'{"a":[' + b"[]," * (MAX_JSON_VALUES // 2) + b"1]}"
+    data = b'{"a":[' + b"[]," * (bounds.MAX_JSON_VALUES // 2) + b"1]}"
     with pytest.raises(CorruptionError, match="too many values in JSON: x: expected at most 4000"):
         load_json(data, path="x")
 
@@ -191,19 +187,19 @@ def size(count: int) -> str:
 def test_the_page_has_the_table():
     assert rows("Objects") == [
         [one.kind, ", ".join(f"`{name}`" for name in one.names), size(one.max_bytes), one.why]
-        for one in (*BOUNDS, DEFAULT_BOUND)
+        for one in (*bounds.BOUNDS, DEFAULT_BOUND)
     ]
 
 
 def test_the_page_has_the_counts():
     from cairn.storage.reading.item_arrays import MEMORY_OF_A_CHUNK, MOST_LEAF_CHUNKS
-    from cairn.storage.runs.records import annotations, exports, manifest, step_index
     from cairn.storage.safetensors.format import MAX_HEADER_BYTES
 
     found = dict(rows("What is in them"))
-    assert found["values in one JSON, by its commas and brackets"] == f"{MAX_JSON_VALUES:,}"
+    assert found["values in one JSON, by its commas and brackets"] == f"{bounds.MAX_JSON_VALUES:,}"
     free = found["a model's config, an environment, options of an export, a policy"]
-    assert free == f"{size(MAX_FREE_JSON_BYTES)} of JSON, {MAX_FREE_JSON_DEPTH} containers deep"
+    bytes_of_json = size(bounds.MAX_FREE_JSON_BYTES)
+    assert free == f"{bytes_of_json} of JSON, {bounds.MAX_FREE_JSON_DEPTH} containers deep"
     names = f"names of {annotations.LONGEST_NAME} characters"
     assert found["labels of a step or a run"] == (
         f"{annotations.MOST_LABELS:,}, {names}, texts of {annotations.LONGEST_LABEL:,}"

@@ -8,16 +8,15 @@ import pytest
 import tensorstore as ts
 
 from cairn import ObjectStore, StoreUnavailableError, open_files, parse_uri
-from cairn.storage.store import deadlines
 from cairn.storage.store.deadlines import (
     Progress,
     ReadProgress,
     WatchedCall,
-    call_with_deadline,
     deadline_after,
     deadline_seconds_left,
     wait_for,
 )
+from tests.storage.seams import deadlines
 
 SECONDS = 0.4
 WAIT_SECONDS = 60
@@ -124,7 +123,7 @@ def test_what_a_call_raises_is_raised():
         raise OSError(5, "broken")
 
     with pytest.raises(OSError, match="broken"):
-        call_with_deadline(broken, path="x")
+        deadlines.call_with_deadline(broken, path="x")
 
 
 def test_the_soonest_of_nested_times_counts_and_only_in_its_thread(endless, monkeypatch):
@@ -138,7 +137,7 @@ def test_the_soonest_of_nested_times_counts_and_only_in_its_thread(endless, monk
         with pytest.raises(TimeoutError, match="no answer"):
             wait_for(endless[1])
         with pytest.raises(StoreUnavailableError):
-            call_with_deadline(lambda: time.sleep(1), path="x")
+            deadlines.call_with_deadline(lambda: time.sleep(1), path="x")
     assert others == [None]
     assert deadline_seconds_left() is None
 

@@ -5,9 +5,9 @@ import os
 import pytest
 
 from cairn import ObjectStore, StorageError, parse_uri, safe_join
-from cairn.storage.store.disk import directory_entries
 from tests.storage.failing_disk import FailingDisk
 from tests.storage.held_names import HeldNames
+from tests.storage.seams import directory_entries
 
 NAME = "trash/3.1.json"
 
@@ -85,8 +85,9 @@ def test_a_change_whose_sync_has_failed_once_is_on_the_disk_when_it_returns(stor
         *_, calls = changed(store, monkeypatch, change, before, range(0))
         syncs = [at for at, name in enumerate(calls) if name == "fsync"]
         for at in syncs:
-            held = HeldNames(monkeypatch)
-            error, _, calls = changed(store, monkeypatch, change, before, range(at, at + 1))
+            with monkeypatch.context() as patch:
+                held = HeldNames(patch)
+                error, _, calls = changed(store, monkeypatch, change, before, range(at, at + 1))
             # A thread of an earlier test may have had folders held, of which none is synced again.
             if error is None and len(calls) > at:
                 folder = os.path.join(store.uri.local_path, "trash")

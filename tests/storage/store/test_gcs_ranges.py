@@ -6,8 +6,8 @@ from http.client import HTTPException
 import pytest
 
 from cairn import ObjectStore, parse_uri
-from cairn.storage.store import deadlines
 from cairn.storage.store.gcs_ranges import _MAX_FAILURES, GcsRanges
+from tests.storage.seams import deadlines
 
 CONTENT = bytes(range(256)) * 2000
 NAME = "d/a b+ü"

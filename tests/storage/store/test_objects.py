@@ -16,8 +16,8 @@ from cairn import (
     StoreFullError,
     StoreUnavailableError,
 )
-from cairn.storage.store import deadlines
-from cairn.storage.store import objects as objects_module
+from tests.storage.seams import deadlines
+from tests.storage.seams import objects as objects_module
 
 
 def test_what_was_written_is_read_with_its_generation(objects):

@@ -19,15 +19,20 @@ from cairn.state.checkpointing.saves.process_records import _Columns, _StepRecor
 from cairn.storage.arrays.data_files import StoredFile
 from cairn.storage.arrays.orbax_tree import StoredForm
 from cairn.storage.arrays.paged_table import TableLocation
-from cairn.storage.runs.lease import begin_attempt
-from cairn.storage.runs.records.attempts import list_attempts
 from cairn.storage.runs.records.exports import ExportFile, ExportManifest, LeftFile, LeftTry
-from cairn.storage.runs.records.layout import alias_file, attempt_file
+from cairn.storage.runs.records.layout import alias_file
 from cairn.storage.runs.records.manifest import AssetRecord, LeafRecord, ObjectRecord
-from cairn.storage.runs.records.step_index import IndexDirectory
-from cairn.storage.runs.trash import Hold, Intent
-from cairn.storage.store.records import Record, RecordLocation, canonical_json, load_json
-from cairn.storage.store_checks.record import StoreRecord
+from cairn.storage.store.records import Record, RecordLocation, canonical_json
+from tests.storage.records import (
+    Hold,
+    IndexDirectory,
+    Intent,
+    StoreRecord,
+    attempt_file,
+    begin_attempt,
+    list_attempts,
+    load_json,
+)
 
 AT = "2026-11-21T12:00:00Z"
 FILE = ObjectRecord(name="checksum", size=2, crc32c="0" * 8)

@@ -12,9 +12,9 @@ from cairn import (
     open_files,
     parse_uri,
 )
-from cairn.storage.store import deadlines
 from cairn.storage.store.requests import listen
 from tests.service.jobs import save_llama
+from tests.storage.seams import deadlines
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 import pytest
 
-from cairn.storage.store_checks import probe
+from tests.storage.seams import probe
 
 
 @pytest.fixture

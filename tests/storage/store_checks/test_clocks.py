@@ -6,7 +6,7 @@ from cairn import StorageError, parse_uri
 from cairn.storage.store.clock import utc_now
 from cairn.storage.store_checks.clocks import seconds_ahead
 from cairn.storage.store_checks.probe import probe_now
-from cairn.storage.store_checks.record import RECORD_FILE
+from tests.storage.records import RECORD_FILE
 
 
 @pytest.fixture(params=["file", "gcs"])

@@ -8,15 +8,14 @@ import shutil
 import pytest
 
 from cairn import Checkpointer, ObjectStore, Run, StoreCheckError, StoreFullError
-from cairn.storage.runs.lease import begin_attempt, read_lease
+from cairn.storage.runs.lease import read_lease
 from cairn.storage.store_checks import mounts
 from cairn.storage.store_checks.disk import disk_problems
-from cairn.storage.store_checks.mounts import Mount, mount_of
-from cairn.storage.store_checks.record import RECORD_FILE
+from tests.storage.records import RECORD_FILE, begin_attempt
 from tests.storage.states import floats
 
-DISK = Mount("/", "ext4", "/dev/vda", frozenset({"rw"}))
-BUCKET = Mount("/mnt", "fuse", "weights", frozenset({"rw"}))
+DISK = mounts.Mount("/", "ext4", "/dev/vda", frozenset({"rw"}))
+BUCKET = mounts.Mount("/mnt", "fuse", "weights", frozenset({"rw"}))
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -48,7 +47,7 @@ def failing(monkeypatch, module, name, number):
 
 
 def test_a_disk_of_this_machine_is_sound(tmp_path):
-    assert disk_problems(str(tmp_path), mount_of(str(tmp_path))) == []
+    assert disk_problems(str(tmp_path), mounts.mount_of(str(tmp_path))) == []
 
 
 def test_gcsfuse_is_refused_by_name_and_the_bucket_given_in_its_place(tmp_path, mounted):
@@ -105,13 +104,14 @@ def test_a_root_that_was_copied_to_another_disk_is_asked_anew(tmp_path, mounted,
 def test_the_mount_is_the_innermost_and_the_last_at_its_point(tmp_path, mounted):
     folder = tmp_path / "with blank"
     mounted("tmpfs", "none", point=str(folder).replace(" ", "\\040"))
-    assert (mount_of(str(folder / "x")).kind, mount_of(str(folder)).kind) == ("tmpfs", "tmpfs")
-    assert mount_of(f"{folder}-beside").kind == "ext4"
+    for path in (folder / "x", folder):
+        assert mounts.mount_of(str(path)).kind == "tmpfs"
+    assert mounts.mount_of(f"{folder}-beside").kind == "ext4"
     with open(mounts._MOUNTS, "a") as table:
         table.write(f"91 27 0:51 / {str(folder)[:-11]} rw - xfs /dev/sda rw\nbroken\n")
         table.write("92 27 0:52 / / rw - overlay overlay rw\n")
-    assert mount_of("/elsewhere").kind == "overlay"
-    assert mount_of(str(folder)).kind == "tmpfs"
+    assert mounts.mount_of("/elsewhere").kind == "overlay"
+    assert mounts.mount_of(str(folder)).kind == "tmpfs"
 
 
 def test_where_the_kernel_tells_no_mounts_the_disk_is_tried_all_the_same(tmp_path, monkeypatch):

@@ -23,12 +23,12 @@ from cairn import (
     parse_uri,
     roll_back,
 )
-from cairn.storage.runs.lease import begin_attempt, read_lease
-from cairn.storage.runs.records.attempts import list_attempts
+from cairn.storage.runs.lease import read_lease
 from cairn.storage.store.clock import utc_now
 from cairn.storage.store.deadlines import deadline_after
-from cairn.storage.store_checks.record import RECORD_FILE, StoreRecord, probe_name
 from tests.programs.program import run as run_program
+from tests.storage.records import RECORD_FILE, StoreRecord, begin_attempt, list_attempts, probe_name
+from tests.storage.seams import probe
 from tests.storage.states import floats
 
 FORGETS = {"operation": "upload|objects.delete", "count": None}
@@ -329,8 +329,6 @@ def test_a_forked_process_asks_for_itself(gcs, bucket_root):
     held.wait()
     child = os.fork()
     if child == 0:
-        from cairn.storage.store_checks import probe
-
         os._exit(len(probe._answers) + probe._lock.locked())
     held.release()
     asking.join()

@@ -8,8 +8,8 @@ import queue
 import numpy as np
 import pytest
 
-from cairn.storage.store.disk import direct_io
-from cairn.storage.store.disk.direct_io import DISK_ALIGNMENT, read_blocks, read_into
+from cairn.storage.store.disk.direct_io import DISK_ALIGNMENT, read_into
+from tests.storage.seams import direct_io
 
 MEMORY = 16 * DISK_ALIGNMENT
 SIZE = 5 * MEMORY + 777
@@ -68,7 +68,7 @@ def taken(descriptor, offset, *lengths):
 
 
 def in_blocks(descriptor, start, end):
-    return b"".join(map(bytes, read_blocks(descriptor, start, end)))
+    return b"".join(map(bytes, direct_io.read_blocks(descriptor, start, end)))
 
 
 @pytest.mark.parametrize("setting", ["1", "0"])

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from cairn import StorageError, StoreFullError, open_files, parse_uri
-from cairn.storage.store.disk import direct_io, direct_writes
+from cairn.storage.store.disk import direct_writes
 from cairn.storage.store.disk.direct_io import DISK_ALIGNMENT
+from tests.storage.seams import direct_io
 
 MEMORY = 16 * DISK_ALIGNMENT
 SMALL = 2 * DISK_ALIGNMENT

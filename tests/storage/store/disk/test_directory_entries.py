@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from cairn import ObjectStore, StoreFullError, open_files
-from cairn.storage.store.disk import directory_entries
 from tests.storage.held_names import HeldNames
+from tests.storage.seams import directory_entries
 
 
 @pytest.fixture

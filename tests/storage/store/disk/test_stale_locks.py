@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from cairn import ObjectStore
-from cairn.storage.store import objects
 from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX, remove_stale_lock
 from tests.programs.program import Program
+from tests.storage.seams import objects
 
 LEFT = b"x" * 300
 UNTIL_KILLED = """
