@@ -16,7 +16,7 @@ WORKERS ?= 4
 LEGS ?=
 ORBAX ?=
 # Those that try more often, or more of what is alike, where CAIRN_FAULTS=long is set.
-LONG_TESTS = tests/faults tests/multi_process \
+LONG_TESTS = tests/faults tests/multi_process tests/bad_input/test_full_store.py \
   tests/service/test_fleet.py tests/service/test_webhooks_killed.py tests/state/states/test_continued_training.py \
   tests/storage tests/state/checkpointing/saves/test_file_check.py \
   tests/state/checkpointing/test_restored_trees.py

@@ -61,9 +61,9 @@ def plane(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         yield url
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def untouched(store: Store) -> Iterator[None]:
-    """Fails unless every file in and around the store is as it was before the test."""
+    """Fails unless every file in and around the store is as it was before the file's tests."""
     before = digests(store.root.parent)
     yield
     assert digests(store.root.parent) == before

@@ -1,14 +1,14 @@
 """Orbax saves to and loads from the double, with nothing but the environment set."""
 
 import os
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as ocp
+
+from tests.programs.program import run
 
 
 @pytest.fixture
@@ -61,12 +61,10 @@ except OSError:
 
 def test_save_needs_no_writable_local_disk(gcs, tmp_path):
     environment = {**os.environ, "HOME": "/nonexistent", "TMPDIR": "/nonexistent"}
-    subprocess.run(
-        [sys.executable, "-c", SAVE_WITHOUT_DISK, f"{gcs.bucket_uri}/1", tmp_path / "probe"],
-        env=environment,
-        check=True,
-        timeout=120,
+    saved = run(
+        ["-c", SAVE_WITHOUT_DISK, f"{gcs.bucket_uri}/1", tmp_path / "probe"], env=environment
     )
+    assert saved.returncode == 0, saved.stderr
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     target = {"kernel": jax.ShapeDtypeStruct((1000,), np.float32, sharding=here)}
     loaded = ocp.load(f"{gcs.bucket_uri}/1", target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 from unittest import mock
 
@@ -14,21 +13,19 @@ from tests.storage.seams import deadlines
 def fall_silent(run: str, steps: int, deadline: float) -> dict[str, Any]:
     """Saves steps, after some of whose requests the store says nothing more.
 
-    Gives for each step that failed the error that this process was told, after how many seconds,
-    and the threads it left behind; and the last step with its attempt.
+    Gives for each step that failed the error that this process was told, and the threads it left
+    behind; and the last step with its attempt.
     """
     found: dict[str, Any] = {}
     with mock.patch.object(deadlines, "DEADLINE_SECONDS", deadline):
         save(run, 1).wait(SAVE_SECONDS)
         known = set(threading.enumerate())
         for step in range(2, steps):
-            began = time.monotonic()
             try:
                 save(run, step).wait(SAVE_SECONDS)
             except Exception as exc:
-                seconds = time.monotonic() - began
                 names = [kind.__name__ for kind in type(exc).__mro__]
-                found[str(step)] = [names, str(exc), seconds, threads_left(known)]
+                found[str(step)] = [names, str(exc), threads_left(known)]
         last = save(run, steps)
         last.wait(SAVE_SECONDS)
     return {**found, "last": [last.step, last.attempt]}

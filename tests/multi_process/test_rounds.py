@@ -29,7 +29,6 @@ def test_a_process_that_does_not_come_in_time_is_named_on_all_also_once_it_has_c
         assert "TimeoutError" in error["kinds"]
         assert "talk.<locals>.decided" in error["text"]
         assert f"process {who} missing" in error["text"]
-        assert error["seconds"] < 60
 
 
 def test_rounds_go_on_after_one_that_failed(talked):

@@ -25,7 +25,7 @@ from cairn.storage.runs.records.layout import INDEX_FILE
 from cairn.storage.runs.records.step_index import open_contents
 from tests.faults.report import trials
 from tests.storage.indexes import publish_index, regions_of, shards_of
-from tests.storage.seams import step_index
+from tests.storage.seams import paged_table, step_index
 from tests.storage.states import abstract, assert_same, floats, put, raw, state
 
 STEPS = (3, 4)
@@ -251,7 +251,8 @@ def test_a_load_reads_none_of_the_small_files_of_orbax(gcs):
 
 
 def test_a_load_of_one_leaf_reads_few_pages_of_a_large_index(tmp_path, monkeypatch):
-    tree = {f"leaf{n}": np.full((4, 2), n, np.float32) for n in range(9000)}
+    monkeypatch.setattr(paged_table, "PAGE_BYTES", 4096)
+    tree = {f"leaf{n}": np.full((4, 2), n, np.float32) for n in range(600)}
     with Checkpointer(tmp_path / "run", writer_id="job") as checkpointer:
         checkpointer.save(1, {"model": tree}, meta={}).wait()
     run = Run.open(tmp_path / "run")
@@ -264,7 +265,7 @@ def test_a_load_of_one_leaf_reads_few_pages_of_a_large_index(tmp_path, monkeypat
     # Of both tables only the last pages are left.
     data = bytearray(path.read_bytes())
     for table, row in ((directory.values, 20), (directory.digests, 8)):
-        page = (64 << 10) // row * row
+        page = 4096 // row * row
         data[table.offset : table.offset + page * (len(table.pages) - 1)] = bytes(
             page * (len(table.pages) - 1)
         )

@@ -61,18 +61,29 @@ def small():
         yield
 
 
-@pytest.fixture(params=["with an index", "plain"])
-def saved(request, root_uri, small):
-    """(reader of a step, its leaves on the host)."""
-    tree = leaves()
-    if request.param == "plain":  # which has none of the forms that are Cairn's own
-        tree = {path: leaf for path, leaf in tree.items() if path not in OWN_FORMS}
-    with Checkpointer(root_uri / "run", writer_id="job") as checkpointer:
+def save_indexed(uri):
+    with Checkpointer(uri, writer_id="job") as checkpointer:
+        checkpointer.save(1, {"model": leaves()}, meta={}).wait()
+
+
+def save_plain(uri):
+    """None of the forms that are Cairn's own."""
+    tree = {path: leaf for path, leaf in leaves().items() if path not in OWN_FORMS}
+    with Checkpointer(uri, writer_id="job") as checkpointer:
         checkpointer.save(1, {"model": tree}, meta={}).wait()
-    if request.param == "plain":
-        run = Run.open(root_uri / "run")
-        as_plain_step(run, run.step(1), digest_files=2)
-    return reader_of(root_uri), {path: on_host(leaf) for path, leaf in tree.items()}
+    run = Run.open(uri)
+    as_plain_step(run, run.step(1), digest_files=2)
+
+
+@pytest.fixture(params=[save_indexed, save_plain], ids=["with an index", "plain"])
+def saved(request, root_uri, copies, small):
+    """(reader of a step, its leaves on the host)."""
+    copies.put(request.param, root_uri / "run")
+    reader = reader_of(root_uri)
+    tree = {path: on_host(leaf) for path, leaf in leaves().items()}
+    stored = set(reader.leaves("model"))
+    assert stored == set(tree) - (OWN_FORMS if request.param is save_plain else set())
+    return reader, {path: tree[path] for path in stored}
 
 
 def reader_of(root_uri):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn import Checkpointer, CorruptionError, load
+from cairn import Checkpointer, CorruptionError, load, parse_uri
 from cairn.storage.reading import remote_shards
 from cairn.storage.reading.remote_shards import Piece
 from tests.gcs.impatience import impatient
@@ -41,11 +41,15 @@ def leaves(seed=0):
     return {f"leaf{n}": numbers.standard_normal((SIDE, SIDE)) for n in range(LEAVES)}
 
 
-@pytest.fixture
-def saved(gcs):
-    uri = f"{gcs.bucket_uri}/root/run"
+def save(uri):
     with Checkpointer(uri) as checkpointer:
         checkpointer.save(1, {"model": leaves()}, meta={}).wait()
+
+
+@pytest.fixture
+def saved(gcs, copies):
+    uri = f"{gcs.bucket_uri}/root/run"
+    copies.put(save, parse_uri(uri))
     gcs.server.requests.clear()
     return uri
 
@@ -88,6 +92,7 @@ def test_a_flipped_bit_is_named_by_its_leaf(gcs, saved, at):
     file = gcs.file(name)
     data = bytearray(file.read_bytes())
     data[at] ^= 1
+    file.unlink()  # other copies of the run have it too
     file.write_bytes(data)
     with pytest.raises(CorruptionError, match=r"model: leaf\d+, chunk \[0, 0\]"):
         load(saved, {"model": leaves(1)})

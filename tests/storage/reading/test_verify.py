@@ -35,15 +35,11 @@ from cairn.storage.runs.annotate import annotation_of, note_verified
 from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file
 from cairn.storage.runs.records.manifest import LeafRecord
 from cairn.storage.store.clock import utc_now
-from cairn.storage.store.file_checksums import (
-    PART_BYTES,
-    read_crc32c,
-    read_files,
-)
+from cairn.storage.store.file_checksums import read_crc32c, read_files
 from tests.storage.indexes import publish_index
 from tests.storage.plain_steps import as_plain_step, record_of
 from tests.storage.records import attempt_file, put_record
-from tests.storage.seams import direct_io
+from tests.storage.seams import direct_io, file_checksums
 from tests.storage.states import abstract, assert_same, raw, state
 
 STEP = 3
@@ -552,17 +548,19 @@ def test_checksums_of_many_and_of_large_files(root_uri):
         list(read_files(root_uri, [*contents, "fplain/none"]))
 
 
-def test_a_file_that_is_read_in_parts_has_the_checksum_of_the_whole(root_uri):
-    content = np.random.default_rng(0).bytes(2 * PART_BYTES + 17)
+def test_a_file_that_is_read_in_parts_has_the_checksum_of_the_whole(root_uri, monkeypatch):
+    part = 1 << 20
+    monkeypatch.setattr(file_checksums, "PART_BYTES", part)
+    content = np.random.default_rng(0).bytes(2 * part + 17)
     files = open_files(root_uri)
     with files.open_write("fplain/a") as stream:
         stream.write(content)
-    for size in (len(content), PART_BYTES, PART_BYTES - 1, 0):
+    for size in (len(content), part, part - 1, 0):
         told: list[int] = []
         found = read_crc32c(files, "fplain/a", size, progress=told.append)
         assert found == (size, crc32c_text(content[:size]))
         assert sum(told) == size
-    longer = len(content) + PART_BYTES  # what is not there is not counted
+    longer = len(content) + part  # what is not there is not counted
     assert read_crc32c(files, "fplain/a", longer) == (len(content), crc32c_text(content))
     with pytest.raises(StorageError, match="fplain/none"):
         read_crc32c(files, "fplain/none", 1)

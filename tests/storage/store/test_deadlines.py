@@ -16,6 +16,7 @@ from cairn.storage.store.deadlines import (
     deadline_seconds_left,
     wait_for,
 )
+from tests.faults.report import is_long
 from tests.storage.seams import deadlines
 
 SECONDS = 0.4
@@ -169,7 +170,8 @@ def test_every_call_on_files_ends_at_each_request_that_hangs(gcs, call, monkeypa
         patch.setattr(deadlines, "DEADLINE_SECONDS", float(WAIT_SECONDS))
         FILE_CALLS[call](files)
     ended = 0
-    for at in range(len(gcs.server.requests)):
+    asked = len(gcs.server.requests)
+    for at in range(asked) if is_long() else {0, asked - 1}:
         gcs.faults.clear()
         ObjectStore(files.uri).write("file", b"0123456789")
         gcs.faults.add("hang", skip=at, count=None)

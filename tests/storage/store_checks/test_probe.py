@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-import time
 
 import pytest
 
@@ -28,7 +27,7 @@ from cairn.storage.store.clock import utc_now
 from cairn.storage.store.deadlines import deadline_after
 from tests.programs.program import run as run_program
 from tests.storage.records import RECORD_FILE, StoreRecord, begin_attempt, list_attempts, probe_name
-from tests.storage.seams import probe
+from tests.storage.seams import deadlines, probe
 from tests.storage.states import floats
 
 FORGETS = {"operation": "upload|objects.delete", "count": None}
@@ -306,15 +305,14 @@ def test_who_is_refused_the_lease_need_not_wait_for_the_answer(gcs, bucket_root,
     held.release()
 
 
-def test_a_caller_with_less_time_does_not_wait_longer_for_the_answer(gcs, bucket_root):
+def test_a_caller_with_less_time_does_not_wait_longer_for_the_answer(gcs, bucket_root, monkeypatch):
+    monkeypatch.setattr(deadlines, "DEADLINE_SECONDS", 3600.0)
     silent = gcs.faults.add("hang", operation="media.get", name=r"root/\.cairn-store")
-    began = time.monotonic()
     with (
         deadline_after(0.5),
         pytest.raises(StoreUnavailableError, match="does not answer") as caught,
     ):
         begin(bucket_root / "run")
-    assert time.monotonic() - began < 20
     assert caught.value.path == str(bucket_root)
     assert silent.fired == 1
     assert list_attempts(ObjectStore.open(bucket_root / "run")) == []
