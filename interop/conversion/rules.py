@@ -7,10 +7,8 @@ tensors that exist, and lists everything that does not fit before any weight is 
 
 from __future__ import annotations
 
-import itertools
-import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cairn.interop.conversion.ops import RENAME, Op, Shape
@@ -19,10 +17,7 @@ from cairn.interop.errors import ConversionError
 
 @dataclass(frozen=True)
 class Rule:
-    """Rule that turns tensors of another format into leaves, and back.
-
-    Names may hold placeholders such as "{layer}"; `expand` fills them.
-    """
+    """Rule that turns tensors of another format into leaves, and back."""
 
     leaves: tuple[str, ...]
     tensors: tuple[str, ...]
@@ -49,32 +44,6 @@ class RuleTable:
     rules: tuple[Rule, ...]
     tolerated: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
-
-
-def expand(rules: Iterable[Rule], **counts: int) -> tuple[Rule, ...]:
-    """Fill placeholders: `expand(rules, layer=2)` repeats each rule with "{layer}" twice.
-
-    Neighbouring rules with a placeholder are repeated together, so that all of layer 0 comes
-    before all of layer 1; the first name in `counts` is the outermost.
-    """
-    expanded = list(rules)
-    for name, count in reversed(counts.items()):
-        mark = "{" + name + "}"
-        varying = [(any(mark in n for n in rule.leaves + rule.tensors), rule) for rule in expanded]
-        expanded = []
-        for varies, run in itertools.groupby(varying, key=operator.itemgetter(0)):
-            group = [rule for _, rule in run]
-            times = count if varies else 1
-            expanded += [_fill(rule, mark, str(i)) for i in range(times) for rule in group]
-    return tuple(expanded)
-
-
-def _fill(rule: Rule, mark: str, text: str) -> Rule:
-    return Rule(
-        tuple(name.replace(mark, text) for name in rule.leaves),
-        tuple(name.replace(mark, text) for name in rule.tensors),
-        rule.op,
-    )
 
 
 def match(
