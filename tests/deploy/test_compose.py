@@ -8,8 +8,8 @@ from pathlib import Path
 
 import dockerfile
 
-from cairn.service.jobs.dbos_engine.worker import STOP_TIMEOUT_SECONDS
 from tests.deploy.repository import DEPLOY, ROOT, documents
+from tests.service.seams import worker
 
 (COMPOSE,) = documents(DEPLOY / "compose.yaml")
 SERVICES = COMPOSE["services"]
@@ -106,7 +106,7 @@ def test_workers_share_the_servers_settings_and_have_names_of_their_own():
 
 def test_containers_have_the_time_that_a_worker_takes_to_leave_its_jobs():
     for one in OURS.values():
-        assert int(one["stop_grace_period"].removesuffix("s")) > STOP_TIMEOUT_SECONDS
+        assert int(one["stop_grace_period"].removesuffix("s")) > worker.STOP_TIMEOUT_SECONDS
 
 
 def test_nothing_is_reached_from_other_machines_but_by_a_proxy():

@@ -5,9 +5,9 @@ import itertools
 
 import pytest
 
-from cairn.service.jobs.dbos_engine.worker import STOP_TIMEOUT_SECONDS
 from tests.deploy.repository import DEPLOY, ROOT
 from tests.deploy.test_dockerfile import LINES
+from tests.service.seams import worker
 
 FOLDER = DEPLOY / "kubernetes"
 
@@ -222,7 +222,7 @@ def test_pods_have_the_time_that_a_worker_takes_to_leave_its_jobs(resources):
     for resource in resources.values():
         if resource["kind"] in ("Deployment", "StatefulSet"):
             pod = resource["spec"]["template"]["spec"]
-            assert pod["terminationGracePeriodSeconds"] > STOP_TIMEOUT_SECONDS
+            assert pod["terminationGracePeriodSeconds"] > worker.STOP_TIMEOUT_SECONDS
 
 
 def test_the_upgrade_has_the_settings_and_the_images_of_what_it_comes_before():

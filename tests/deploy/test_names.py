@@ -1,12 +1,11 @@
 """Every variable and command that deploy/ names is one that the code has."""
 
 import re
+from functools import cache
 
 import pytest
-import typer
 
 from cairn import Settings
-from cairn.service.command.cli import app
 from tests.deploy.repository import (
     COMMANDS_TO_COME,
     DEPLOY,
@@ -14,6 +13,7 @@ from tests.deploy.repository import (
     VARIABLES_TO_COME,
     documents,
 )
+from tests.service.commands import whole_command
 
 VARIABLE = re.compile(r"\bCAIRN_[A-Z][A-Z_]*\b")
 FILES = sorted(
@@ -29,6 +29,7 @@ OF_COMPOSE = {"CAIRN_VERSION"}
 """Filled in by compose, and given to no program."""
 
 
+@cache
 def read_by_the_code():
     """Settings of the server, and what the client and training read of their environment."""
     named = {f"CAIRN_{name.upper()}" for name in Settings.model_fields}
@@ -61,7 +62,7 @@ def commands():
             if not hasattr(found, "commands") or found.invoke_without_command:
                 yield (*words, name)
 
-    return list(walk(typer.main.get_command(app), ()))
+    return list(walk(whole_command(), ()))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)

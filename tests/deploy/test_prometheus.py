@@ -8,11 +8,11 @@ from fastapi.testclient import TestClient
 
 from cairn import Settings, create_app
 from cairn.service.catalog.external_changes import OUTSIDE_KINDS
-from cairn.service.jobs.dbos_engine.database import LIMITS
 from cairn.service.schemas import OperationState
 from tests.deploy.metrics import ADDED, FAMILIES, SERIES, asked, families
 from tests.deploy.repository import DEPLOY, ROOT, documents
 from tests.service.conftest import BASE_URL, PEER
+from tests.service.seams import database
 
 (RULES,) = documents(DEPLOY / "prometheus/alerts.yaml")
 (CASES,) = documents(DEPLOY / "prometheus/alerts.test.yaml")
@@ -79,7 +79,7 @@ def test_values_of_labels_that_queries_name_are_ones_of_the_code():
     assert states <= {state.value for state in OperationState}
     assert set(re.findall(r'alive="(\w+)"', text)) <= {"true", "false"}
     kinds = set(re.findall(r'kind="(\w+)"', (DEPLOY / "prometheus/alerts.test.yaml").read_text()))
-    assert kinds <= {*LIMITS, *OUTSIDE_KINDS}
+    assert kinds <= {*database.LIMITS, *OUTSIDE_KINDS}
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert():

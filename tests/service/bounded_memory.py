@@ -21,14 +21,14 @@ import tensorstore as ts
 from fastapi.testclient import TestClient
 
 from cairn import Manifest, Run, Settings, annotate_step, create_app, promote_step
-from cairn.service.http import limiters
 from cairn.storage.runs.records.index_writer import make_index
 from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file, step_dir
 from cairn.storage.runs.records.manifest import LeafRecord, ObjectRecord, PlainStep
-from cairn.storage.runs.records.placed import place_of, write_record
+from cairn.storage.runs.records.placed import place_of
 from cairn.storage.store.bounds import bound_of
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.resident import reading
+from tests.service.seams import placed
 from tests.storage.indexes import forged
 from tests.storage.runs.random_steps import random_manifest, random_parts
 from tests.storage.stored_runs import begin, end, save
@@ -69,7 +69,7 @@ def run_with_huge_index(uri: Path) -> None:
     zipped = b"".join([*(zipper.compress(block) for _ in range(128)), zipper.flush()])
     data, indexed = forged(data, indexed, zipped=zipped)
     run.objects.write(name, data)
-    write_record(run.objects, manifest_file(3, attempt), indexed, generation=None)
+    placed.write_record(run.objects, manifest_file(3, attempt), indexed, generation=None)
     end(run)
 
 
@@ -123,7 +123,7 @@ def run_with_chunk(uri: Path, shape: tuple[int, int], chunk: tuple[int, int]) ->
         ),
         plain=PlainStep(trees={"state": "state"}),
     )
-    write_record(run.objects, manifest_file(1, attempt), manifest, generation=None)
+    placed.write_record(run.objects, manifest_file(1, attempt), manifest, generation=None)
     end(run)
 
 
@@ -174,7 +174,7 @@ def main(folder: Path, count: int, manifests: int, rows: int) -> None:
     report = {}
     app = create_app(Settings(root=str(root), data_dir=folder / "data", scan_seconds=0), jobs=False)
     with (
-        patch.object(limiters, "WAIT_SECONDS", 300),
+        patch("cairn.service.http.limiters.WAIT_SECONDS", 300),
         TestClient(app, base_url=BASE_URL, client=PEER) as http,
     ):
         report["list"] = measure(http, [f"{RUNS}?refresh=true"])

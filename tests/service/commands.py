@@ -9,13 +9,23 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
-from cairn.service.command import cli, options
-from cairn.service.observability.logs import LIBRARIES
+import typer
+
 from tests.programs.program import run
+from tests.service.seams import cli, failures, logs, options
 
 CAIRN = ("-m", "cairn")
+ExitStatus = failures.ExitStatus
+MEANINGS = failures.MEANINGS
+"""Of each exit status, as the help says it."""
+
+
+def whole_command() -> Any:
+    """Return `cairn` with all that stands below it."""
+    return typer.main.get_command(cli.app)
 
 
 def environment(url: str | None = None, **variables: str) -> dict[str, str]:
@@ -63,7 +73,7 @@ def cairn_here(
 @contextmanager
 def _logging_as_before() -> Iterator[None]:
     """What a server says of its log in this process is forgotten: other tests read theirs."""
-    named = (None, "cairn", "sqlalchemy", *LIBRARIES)
+    named = (None, "cairn", "sqlalchemy", *logs.LIBRARIES)
     loggers = [logging.getLogger(name) for name in named]
     before = [(one, one.handlers[:], one.level, one.propagate) for one in loggers]
     try:

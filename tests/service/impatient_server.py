@@ -9,8 +9,8 @@ import sys
 import uvicorn
 
 from cairn import create_app
-from cairn.service.events import sender
 from cairn.service.settings import load_settings
+from tests.service.seams import sender
 
 TRIES = 4
 

@@ -16,12 +16,10 @@ import numpy as np
 from fastapi.testclient import TestClient
 
 from cairn import Checkpointer, DecoderConfig, ModelInfo, Settings, create_app
-from cairn.service.jobs import watches
-from cairn.service.jobs.dbos_engine import waker
-from cairn.service.jobs.kinds import export_job
 from cairn.state.checkpointing.trees import nest
 from tests.programs.program import Program
 from tests.service.conftest import BASE_URL, PEER
+from tests.service.seams import export_job
 
 PATIENCE = 60.0
 
@@ -110,8 +108,8 @@ def serving(root: Path, data: Path, **settings: object) -> Iterator[TestClient]:
     """A control plane with its job engine, in this process; it looks at its jobs more often."""
     app = create_app(Settings(root=str(root), data_dir=data, **settings))
     with (
-        patch.object(waker, "POLL_SECONDS", 0.05),
-        patch.object(watches, "POLL_SECONDS", 0.05),
+        patch("cairn.service.jobs.dbos_engine.waker.POLL_SECONDS", 0.05),
+        patch("cairn.service.jobs.watches.POLL_SECONDS", 0.05),
         TestClient(app, base_url=BASE_URL, client=PEER) as client,
     ):
         yield client

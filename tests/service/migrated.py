@@ -14,9 +14,8 @@ from unittest.mock import patch
 from dbos import DBOS
 from sqlalchemy import Connection, make_url
 
-from cairn.service.catalog import engine, migrate
 from cairn.service.catalog.engine import Catalog
-from cairn.service.jobs.dbos_engine import database
+from tests.service.seams import database, engine, migrate
 
 TABLES = "SELECT count(*) FROM sqlite_master"
 _migrate = DBOS.migrate

@@ -1,7 +1,9 @@
 """Servers on loopback for tests of the client: the real application, and a scripted one."""
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -75,3 +77,26 @@ def reply(status: int, body: bytes = b"", *, length: int | None = None, **header
         handler.wfile.write(body)
 
     return answer
+
+
+@contextmanager
+def silent_server() -> Iterator[tuple[str, Callable[[], bool]]]:
+    """A server that answers nobody; its URL, and whether its first client went away in time.
+
+    That is, long before a client goes away that was not told how long to wait.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as pool:
+
+        def first_goes() -> bool:
+            connection, _ = silent.accept()
+            with connection:
+                connection.settimeout(30)
+                try:
+                    while connection.recv(4096):
+                        pass
+                except TimeoutError:
+                    return False
+            return True
+
+        gone = pool.submit(first_goes)
+        yield f"http://127.0.0.1:{silent.getsockname()[1]}", gone.result

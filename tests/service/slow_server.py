@@ -6,8 +6,7 @@ Each block that an export writes waits so many seconds first.
 import sys
 import time
 
-from cairn.service.command import cli
-from cairn.service.jobs.kinds import export_job
+from tests.service.seams import cli, export_job
 
 
 def main(seconds: str, *arguments: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import uvicorn
 
 from cairn import create_app
-from cairn.service.jobs.kinds import export_job
+from tests.service.seams import export_job
 
 
 def main(port: str, stall_at: str, reached: str) -> None:

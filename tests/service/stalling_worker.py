@@ -8,8 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
-from cairn.service.command.cli import main
-from cairn.service.jobs.kinds import export_job
+from tests.service.seams import cli, export_job
 
 
 def hang(reached: str, *_args: object, **_more: object) -> None:
@@ -20,4 +19,4 @@ def hang(reached: str, *_args: object, **_more: object) -> None:
 if __name__ == "__main__":
     export_job.write_shard = functools.partial(hang, sys.argv.pop(1))
     sys.argv.insert(1, "worker")
-    main()
+    cli.main()

@@ -4,13 +4,11 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 
 from cairn import Annotation, Attempt, Manifest, ModelInfo, Run, StoreURI
-from cairn.storage.runs.lease import begin_attempt, release
 from cairn.storage.runs.records.layout import annotation_file, step_dir, trash_file
 from cairn.storage.runs.records.manifest import LeafRecord, ObjectRecord, PlainStep
-from cairn.storage.runs.records.placed import put_record
-from cairn.storage.runs.writer import publish_manifest
 from cairn.storage.store.clock import rfc3339, utc_now
 from cairn.storage.store.records import canonical_json
+from tests.service.seams import lease, placed, writer
 
 BYTES_PER_STEP = 4 * 4 * 4
 
@@ -31,10 +29,10 @@ def make_run(
 
 def add_steps(run: Run, steps: Iterable[int], *, base_step: int = -1) -> Attempt:
     """Save steps as a new attempt."""
-    attempt = begin_attempt(run.objects, writer="trainer", base_step=base_step)
+    attempt = begin_attempt(run, base_step=base_step)
     for step in steps:
         publish(run, attempt.number, step)
-    release(run.objects, attempt)
+    end_saving(run, attempt)
     return attempt
 
 
@@ -58,16 +56,26 @@ def publish(
         model=ModelInfo(model_type="llama", model_class="LlamaForCausalLM"),
     )
     run.objects.write(f"{step_dir(attempt, step)}/commit_success.txt", b"")
-    publish_manifest(run.objects, manifest, lambda: None)
+    writer.publish_manifest(run.objects, manifest, lambda: None)
     return manifest
+
+
+def begin_attempt(run: Run, *, base_step: int) -> Attempt:
+    """Take the run, as a writer does."""
+    # Nobody renews the lease, and a machine may take its time over the tests that look at it.
+    return lease.begin_attempt(run.objects, writer="trainer", base_step=base_step, ttl=3600)
 
 
 def begin_saving(run: Run, step: int) -> Attempt:
     """A writer that holds the run and is in the middle of a save."""
-    # Nobody renews the lease, and a machine may take its time over the tests that look at it.
-    attempt = begin_attempt(run.objects, writer="trainer", base_step=step - 1, ttl=3600)
+    attempt = begin_attempt(run, base_step=step - 1)
     run.objects.write(f"{step_dir(attempt.number, step)}/model/half", b"half")
     return attempt
+
+
+def end_saving(run: Run, attempt: Attempt) -> None:
+    """Give the run back, as a writer that ends does."""
+    lease.release(run.objects, attempt)
 
 
 def trash(run: Run, step: int, attempt: int = 1) -> None:
@@ -85,4 +93,4 @@ def annotate(
 ) -> None:
     """Set labels and metrics of a step."""
     annotation = Annotation(labels=dict(labels or {}), metrics=dict(metrics or {}))
-    put_record(run.objects, annotation_file(step, attempt), annotation)
+    placed.put_record(run.objects, annotation_file(step, attempt), annotation)

@@ -10,12 +10,11 @@ from safetensors.numpy import load
 
 from cairn import Client
 from cairn.service.errors import ProblemResponseError
-from cairn.service.jobs import rule_matches
-from cairn.service.schemas import MAX_LAYERS, MAX_MODEL_BYTES
 from cairn.state.checkpointing.trees import nest
 from tests.plain_orbax import manager
 from tests.service.jobs import CONFIG, artifact_of, done, leaves_of, serving, watch
 from tests.service.planes import running_plane
+from tests.service.seams import schemas
 
 ADOPT = "/v1/roots/default/runs:adopt"
 MODEL = {"config": CONFIG.to_hf(), "map": {"state/params/(.*)": r"\1"}}
@@ -113,8 +112,14 @@ def test_trail_names_the_model_and_not_all_of_it(http):
         ({**MODEL, "map": {"state/x": 1}}, "body.model.map"),
         ({**MODEL, "config": {"model_type": "none"}}, "expected model_type to be one of"),
         ({**MODEL, "config": {"model_type": "llama"}}, "found no"),
-        ({**MODEL, "config": {**MODEL["config"], "num_hidden_layers": 10**9}}, f"{MAX_LAYERS}"),
-        ({**MODEL, "config": {"a": "x" * MAX_MODEL_BYTES}}, f"at most {MAX_MODEL_BYTES}"),
+        (
+            {**MODEL, "config": {**MODEL["config"], "num_hidden_layers": 10**9}},
+            f"{schemas.MAX_LAYERS}",
+        ),
+        (
+            {**MODEL, "config": {"a": "x" * schemas.MAX_MODEL_BYTES}},
+            f"at most {schemas.MAX_MODEL_BYTES}",
+        ),
         ({**MODEL, "config": {"a": "\ud800"}}, "surrogate"),
     ],
 )
@@ -144,7 +149,7 @@ def test_every_rule_that_is_none_is_named(http, store):
 
 
 def test_rules_that_take_for_ever_fail_the_job_and_stop_nobody(http, monkeypatch):
-    monkeypatch.setattr(rule_matches, "MATCH_SECONDS", 0.5)
+    monkeypatch.setattr("cairn.service.jobs.rule_matches.MATCH_SECONDS", 0.5)
     started = http.post(ADOPT, json={**BODY, "model": {**MODEL, "map": {SLOW: "x"}}})
     assert started.status_code == 202, started.text
     answered = threading.Event()

@@ -19,7 +19,6 @@ from cairn import (
 )
 from cairn.service.access.callers import Caller, Scope
 from cairn.service.actions import automations
-from cairn.service.actions.automations import follow_moves, list_automations
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.settings import load_settings
 from cairn.storage.runs.annotate import note_verified
@@ -56,9 +55,10 @@ def follow(http, request):
         return ControlPlane(settings, plane.roots, plane.index, plane.engine)
 
     def started(*wanted):
-        return follow_moves(plane_with(wanted))
+        return automations.follow_moves(plane_with(wanted))
 
-    started.told = lambda *wanted: list_automations(plane_with(wanted), Caller("ana", Scope.READ))
+    ana = Caller("ana", Scope.READ)
+    started.told = lambda *wanted: automations.list_automations(plane_with(wanted), ana)
     return started
 
 

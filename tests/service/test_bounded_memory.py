@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from cairn.service.http.limiters import VALUE_BYTES
 from cairn.storage.store.bounds import bound_of
 from tests.faults.report import is_long
 from tests.programs.program import REPOSITORY, run
 from tests.service.bounded_memory import HUGE, RECORDS
+from tests.service.seams import limiters
 
 FEW = 64 << 20
 """What a process takes anyway, when it does something for the first time."""
@@ -62,4 +62,4 @@ def test_a_chunk_above_the_bound_is_refused_in_every_form(measured):
 
 def test_values_of_the_largest_chunks_take_what_the_docs_say_together(measured):
     assert set(measured["chunk"]["statuses"]) == {200}
-    assert ROWS << 18 < measured["chunk"]["taken"] < VALUE_BYTES
+    assert ROWS << 18 < measured["chunk"]["taken"] < limiters.VALUE_BYTES

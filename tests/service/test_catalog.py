@@ -8,19 +8,33 @@ from alembic import command
 from fastapi.testclient import TestClient
 from sqlalchemy import inspect, select
 
-from cairn import Run, SettingsError, create_app, list_runs, parse_uri
+from cairn import (
+    Run,
+    SettingsError,
+    create_app,
+    delete_alias,
+    list_runs,
+    parse_uri,
+    promote_step,
+)
 from cairn.service.catalog import rows
-from cairn.service.catalog.change_tokens import change_token
+from cairn.service.catalog.audit import AuditEntry, audit_events
 from cairn.service.catalog.engine import Catalog
-from cairn.service.catalog.migrate import configuration
-from cairn.service.catalog.models import AuditRow, CheckpointRow, RunRow
-from cairn.service.catalog.refresh import Index, Rebuilt
-from cairn.service.catalog.snapshot import take_snapshot
-from cairn.storage.runs.lease import release
-from cairn.storage.runs.records.aliases import AliasWriter
+from cairn.service.catalog.refresh import Index
+from cairn.service.filters.fields import AUDIT_FIELDS
+from cairn.service.filters.search import Search
 from cairn.storage.store.records import RecordLocation
 from tests.service.conftest import BASE_URL, PEER
-from tests.service.stores import add_steps, annotate, begin_saving, make_run, publish, trash
+from tests.service.seams import migrate, models, refresh
+from tests.service.stores import (
+    add_steps,
+    annotate,
+    begin_saving,
+    end_saving,
+    make_run,
+    publish,
+    trash,
+)
 
 
 @pytest.fixture
@@ -66,7 +80,8 @@ def test_deleted_catalog_comes_back_from_the_store(root, settings):
     for file in settings.data_dir.glob("catalog.sqlite*"):
         file.unlink()
     catalog = Catalog.open(settings.database_url)
-    assert Index(catalog).rebuild(settings.root_uris) == Rebuilt(runs=2, checkpoints=6, aliases=2)
+    rebuilt = Index(catalog).rebuild(settings.root_uris)
+    assert (rebuilt.runs, rebuilt.checkpoints, rebuilt.aliases) == (2, 6, 2)
     catalog.close()
     with TestClient(create_app(settings, jobs=False), base_url=BASE_URL, client=PEER) as http:
         after = everything(http)
@@ -93,10 +108,10 @@ def test_a_run_that_has_lost_its_record_stays_in_the_catalog_and_is_named(
     run = make_run(root / "run", [1, 2])
     index.refresh_root("default", parse_uri(root))
     run.objects.delete("run.json")
-    for refresh in (index.rebuild, lambda roots: index.refresh_root("default", roots["default"])):
-        refresh({"default": parse_uri(root)})
+    for look in (index.rebuild, lambda roots: index.refresh_root("default", roots["default"])):
+        look({"default": parse_uri(root)})
         with catalog.read() as session:
-            assert [row.name for row in session.scalars(select(RunRow))] == ["run"]
+            assert [row.name for row in session.scalars(select(models.RunRow))] == ["run"]
     assert "run/run.json: expected the record that a run begins with" in caplog.text
 
 
@@ -105,43 +120,43 @@ def test_rebuild_keeps_the_audit_trail_and_drops_what_is_gone(index, catalog, ro
     make_run(root / "gone", [1])
     roots = {"default": parse_uri(root), "closed": parse_uri(root)}
     index.rebuild(roots)
-    with catalog.write() as session:
-        moment = session.scalars(select(RunRow.created)).first()
-        session.add(
-            AuditRow(at=moment, actor="a", action="x", root="default", run="gone", detail={})
-        )
+    what = {"actor": "a", "root": "default", "run": "gone", "detail": {}}
+    AuditEntry.begin(catalog, "alias.promote", **what)
     run.objects.delete("manifests/2.1.json")
     shutil.rmtree(root / "gone")
-    assert index.rebuild({"default": parse_uri(root)}) == Rebuilt(runs=1, checkpoints=2, aliases=0)
-    with catalog.read() as session:
-        assert len(session.scalars(select(AuditRow)).all()) == 1
+    rebuilt = index.rebuild({"default": parse_uri(root)})
+    assert (rebuilt.runs, rebuilt.checkpoints, rebuilt.aliases) == (1, 2, 0)
+    with catalog.query() as connection:
+        everything = Search.parse("", "", AUDIT_FIELDS)
+        (entry,) = audit_events(connection, everything, after=(), limit=10)
+    assert entry.run == "gone"
 
 
 def test_rebuild_mends_rows_that_say_other_than_the_store(index, catalog, root):
     make_run(root / "run", [1])
     index.rebuild({"default": parse_uri(root)})
     with catalog.write() as session:
-        row = session.scalars(select(CheckpointRow)).one()
+        row = session.scalars(select(models.CheckpointRow)).one()
         row.nbytes, row.items = 7, ["nothing"]
     index.rebuild({"default": parse_uri(root)})
     with catalog.read() as session:
-        row = session.scalars(select(CheckpointRow)).one()
+        row = session.scalars(select(models.CheckpointRow)).one()
     assert (row.nbytes, row.items) == (64, ["model", "optimizer"])
 
 
 @pytest.mark.usefixtures("migrations")
 def test_models_are_what_the_migrations_make(catalog):
     with catalog.engine.connect() as connection:
-        command.check(configuration(connection))
+        command.check(migrate.configuration(connection))
 
 
 @pytest.mark.usefixtures("migrations")
 def test_migrations_go_down_and_up_again(catalog):
     with catalog.engine.begin() as connection:
-        command.downgrade(configuration(connection), "base")
+        command.downgrade(migrate.configuration(connection), "base")
     assert inspect(catalog.engine).get_table_names() == ["alembic_version"]
     with catalog.engine.begin() as connection:
-        command.upgrade(configuration(connection), "head")
+        command.upgrade(migrate.configuration(connection), "head")
     assert "runs" in inspect(catalog.engine).get_table_names()
 
 
@@ -188,7 +203,7 @@ def test_database_url_that_names_no_database_is_refused(url):
 
 def test_run_created_anew_under_an_old_name_has_nothing_of_the_old(index, catalog, root):
     run = make_run(root / "run", [1, 2])
-    AliasWriter(run.objects).move("production", step=2, attempt=1, expect=None)
+    promote_step(run, 2, "production", expect=None)
     index.refresh_run("default", run)
     shutil.rmtree(root / "run")
     again = make_run(root / "run", [2])
@@ -196,7 +211,7 @@ def test_run_created_anew_under_an_old_name_has_nothing_of_the_old(index, catalo
     with catalog.read() as session:
         row = rows.find_run(session, "default", "run")
         assert rows.count(session) == (1, 1, 0)
-        digest = session.scalars(select(CheckpointRow.manifest_digest)).one()
+        digest = session.scalars(select(models.CheckpointRow.manifest_digest)).one()
     assert row.latest_step == 2
     assert digest == again.step(2).manifest_digest
 
@@ -236,12 +251,12 @@ def test_step_whose_writer_ends_in_its_middle_is_written_no_more(index, root, mo
         else:
             index.refresh_run("default", run)
         with index.catalog.read() as session:
-            found = session.scalars(select(CheckpointRow).where(CheckpointRow.step == 2)).one()
-            return found.state
+            states = select(models.CheckpointRow.state).where(models.CheckpointRow.step == 2)
+            return session.scalars(states).one()
 
     assert [state(), state()] == ["in_flight", "in_flight"]
     assert len(taken) == 1  # while it is being written there is nothing to be read
-    release(run.objects, attempt)
+    end_saving(run, attempt)
     assert state() == "abandoned"
 
 
@@ -249,33 +264,37 @@ def test_step_whose_writer_ends_in_its_middle_is_written_no_more(index, root, mo
     "change",
     [
         lambda run: run.objects.delete("manifests/1.1.json"),
-        lambda run: AliasWriter(run.objects).move("production", step=1, attempt=1, expect=1),
-        lambda run: AliasWriter(run.objects).delete("production", expect=1),
+        lambda run: promote_step(run, 1, "production", expect=1),
+        lambda run: delete_alias(run, "production", expect=1),
         lambda run: trash(run, 1),
         lambda run: add_steps(run, [], base_step=0) or publish(run, 2, 1),
         lambda run: run.objects.write("run.json", run.info().to_bytes()),
     ],
 )
-def test_every_change_moves_the_stamp(root, monkeypatch, change):
+def test_refresh_reads_again_after_every_change(index, root, monkeypatch, change):
     run = make_run(root / "run", [1])
-    AliasWriter(run.objects).move("production", step=1, attempt=1, expect=None)
+    promote_step(run, 1, "production", expect=None)
     settle(root / "run", monkeypatch)
-    before = change_token(run.uri)
-    assert before is not None
+    taken = count_snapshots(monkeypatch)
+    index.refresh_run("default", run)
     change(run)
-    assert change_token(run.uri) != before
+    index.refresh_run("default", run)
+    assert len(taken) == 2
 
 
-def test_stamp_of_a_fresh_change_is_not_trusted(root):
+def test_refresh_reads_again_what_has_just_changed(index, root, monkeypatch):
     run = make_run(root / "run", [1])
-    assert change_token(run.uri) is None
+    taken = count_snapshots(monkeypatch)
+    index.refresh_run("default", run)
+    index.refresh_run("default", run)
+    assert len(taken) == 2
 
 
 def test_callers_that_come_together_share_a_refresh(index, root, monkeypatch):
     run = make_run(root / "run", [1])
     index.refresh_run("default", run)
     reading, proceed = threading.Event(), threading.Event()
-    taken = []
+    taken, take_snapshot = [], refresh.take_snapshot
 
     def slow_snapshot(*args):
         taken.append(args)
@@ -284,7 +303,7 @@ def test_callers_that_come_together_share_a_refresh(index, root, monkeypatch):
             assert proceed.wait(30)
         return take_snapshot(*args)
 
-    monkeypatch.setattr("cairn.service.catalog.refresh.take_snapshot", slow_snapshot)
+    monkeypatch.setattr(refresh, "take_snapshot", slow_snapshot)
     with ThreadPoolExecutor(9) as pool:
         first = pool.submit(index.refresh_run, "default", run)
         assert reading.wait(30)
@@ -366,13 +385,13 @@ def settle(folder, monkeypatch):
 
 
 def count_snapshots(monkeypatch):
-    taken = []
+    taken, take_snapshot = [], refresh.take_snapshot
 
     def counted(*args):
         taken.append(args)
         return take_snapshot(*args)
 
-    monkeypatch.setattr("cairn.service.catalog.refresh.take_snapshot", counted)
+    monkeypatch.setattr(refresh, "take_snapshot", counted)
     return taken
 
 
@@ -406,7 +425,7 @@ def test_older_state_written_by_another_process_is_mended(index, root, monkeypat
     """A slow `cairn index rebuild` on the database of a running server."""
     run = make_run(root / "run", [1])
     index.refresh_run("default", run)
-    other = Index(Catalog.open(database_url))
+    other, take_snapshot = Index(Catalog.open(database_url)), refresh.take_snapshot
     with monkeypatch.context() as patched:
 
         def slow_snapshot(*args):
@@ -417,7 +436,7 @@ def test_older_state_written_by_another_process_is_mended(index, root, monkeypat
             index.refresh_run("default", run)
             return snapshot
 
-        patched.setattr("cairn.service.catalog.refresh.take_snapshot", slow_snapshot)
+        patched.setattr(refresh, "take_snapshot", slow_snapshot)
         other.rebuild({"default": parse_uri(root)})
     other.catalog.close()
     index.refresh_run("default", run)

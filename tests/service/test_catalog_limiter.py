@@ -9,9 +9,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cairn import Settings, create_app
-from cairn.service.catalog import queries, refresh
+from cairn.service.catalog import queries
 from cairn.service.catalog.engine import Catalog
 from tests.service.conftest import BASE_URL, PEER
+from tests.service.seams import refresh
 from tests.service.stores import make_run
 
 RUN = "/v1/roots/default/runs/run"

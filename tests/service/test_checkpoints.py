@@ -4,13 +4,13 @@ import pytest
 
 from cairn import StepState
 from cairn.service.schemas import Checkpoint, CheckpointState
-from cairn.storage.runs.lease import release
 from cairn.storage.runs.records.layout import manifest_file
 from tests.service.stores import (
     BYTES_PER_STEP,
     add_steps,
     annotate,
     begin_saving,
+    end_saving,
     make_run,
     publish,
     trash,
@@ -192,7 +192,7 @@ def test_pages_of_all_states_hold_every_step_once(http, root):
 
 def test_step_that_its_writer_left_is_abandoned(http, root):
     run = make_run(root / "run", [3])
-    release(run.objects, begin_saving(run, 6))
+    end_saving(run, begin_saving(run, 6))
     assert steps(http) == [3]
     assert http.get(f"{CHECKPOINTS}/6").json()["state"] == "abandoned"
 

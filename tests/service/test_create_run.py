@@ -17,11 +17,11 @@ from cairn import (
     list_runs,
     promote_step,
 )
-from cairn.service.dashboard import addresses as at
 from cairn.storage.runs.records.layout import RUN_FILE, check_run_name
 from tests.plain_orbax import manager
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.jobs import done, save_llama, serving
+from tests.service.seams import addresses as at
 from tests.service.stores import add_steps, make_run
 from tests.service.test_errors import check_problem as check_status
 

@@ -1,16 +1,23 @@
 import pytest
-from sqlalchemy import select
 
 from cairn import Client, Run
-from cairn.service.catalog.models import AuditRow
 from cairn.service.errors import ProblemResponseError
 from cairn.service.schemas import GRACE_SECONDS as GRACE_OF_THE_API
-from cairn.storage.runs.lease import begin_attempt, release
 from cairn.storage.runs.records.layout import manifest_file, trash_file
-from cairn.storage.runs.trash import GRACE_SECONDS, begin_removal, read_tombstones
+from cairn.storage.runs.trash import GRACE_SECONDS, read_tombstones
 from cairn.storage.store.clock import from_rfc3339, utc_now
+from tests.service.seams import trash as removals
 from tests.service.servers import serve
-from tests.service.stores import add_steps, begin_saving, make_run, publish, trash
+from tests.service.stores import (
+    add_steps,
+    begin_attempt,
+    begin_saving,
+    end_saving,
+    make_run,
+    publish,
+    trash,
+)
+from tests.service.trail import audit_trail
 
 RUN = "/v1/roots/default/runs/run"
 STEPS = f"{RUN}/checkpoints"
@@ -122,7 +129,7 @@ def test_latest_step_is_kept_while_a_job_writes_the_run(http, run):
     publish(run, writing.number, 12)
     assert delete(http, 9).status_code == 200
     refused(delete(http, 12), 409, "step-in-use", "trainer (attempt 2)")
-    release(run.objects, writing)
+    end_saving(run, writing)
     assert delete(http, 12).status_code == 200
     assert steps(http) == [3]
 
@@ -132,7 +139,7 @@ def test_deletion_is_taken_back_if_a_writer_came_in_between(http, run, monkeypat
 
     def begun_first(self, key, value, **options):
         if key == trash_file(9, 1):
-            begin_attempt(run.objects, writer="trainer", base_step=9)
+            begin_attempt(run, base_step=9)
         return write_if(self, key, value, **options)
 
     monkeypatch.setattr(type(run.objects), "write_if", begun_first)
@@ -148,7 +155,7 @@ def test_writer_that_began_without_the_step_does_not_keep_it(http, run, monkeypa
     def begun_after(self, key, value, **options):
         generation = write_if(self, key, value, **options)
         if key == trash_file(9, 1):
-            begin_attempt(run.objects, writer="trainer", base_step=run.latest_step())
+            begin_attempt(run, base_step=run.latest_step())
         return generation
 
     monkeypatch.setattr(type(run.objects), "write_if", begun_after)
@@ -195,14 +202,14 @@ def test_step_whose_bytes_are_going_cannot_be_had_back(http, run):
     expires = delete(http, 6, grace_seconds=0).json()["deletion"]["expires"]
     tombstone = read_tombstones(run.objects)[6, 1]
     assert tombstone.expires == expires
-    assert begin_removal(run, (6, 1), now=utc_now(), keeps=lambda tombstone: False)
+    assert removals.begin_removal(run, (6, 1), now=utc_now(), keeps=lambda tombstone: False)
     refused(undelete(http, 6), 404, "step-not-found", "too late to undelete")
     found = http.get(f"{STEPS}/6", params={"refresh": True}).json()
     assert found["deletion"]["removing"] is True
 
 
 def test_step_without_a_manifest_is_left_to_the_collector(http, run):
-    release(run.objects, begin_saving(run, 12))
+    end_saving(run, begin_saving(run, 12))
     refused(delete(http, 12), 404, "step-not-found", "step 12 abandoned")
     answer = delete(http, 12, attempt=2)
     refused(answer, 404, "step-not-found", "attempt 2 abandoned", "collecting garbage")
@@ -226,23 +233,22 @@ def test_tombstone_that_cannot_be_read_does_not_hide_its_step(http, run):
     assert steps(http, state="all") == [9, 6, 3]
 
 
-def test_deletions_are_in_the_audit_trail(app, http, run):
+def test_deletions_are_in_the_audit_trail(http, run):
     delete(http, 6, reason="bad data")
     undelete(http, 6)
     delete(http, 7)
-    with app.state.plane.catalog.read() as session:
-        events = list(session.scalars(select(AuditRow).order_by(AuditRow.id)))
-        assert [(event.action, event.actor, event.run, event.outcome) for event in events] == [
-            ("checkpoint.delete", "loopback", "run", "done"),
-            ("checkpoint.undelete", "loopback", "run", "done"),
-            ("checkpoint.delete", "loopback", "run", "refused"),
-        ]
-        assert events[0].detail["reason"] == "bad data"
-        assert [(event.detail["step"], event.detail["attempt"]) for event in events] == [
-            (6, 1),
-            (6, 1),
-            (7, None),
-        ]
+    entries = audit_trail(http)
+    assert [(entry.action, entry.caller, entry.run, entry.outcome) for entry in entries] == [
+        ("checkpoint.delete", "loopback", "run", "done"),
+        ("checkpoint.undelete", "loopback", "run", "done"),
+        ("checkpoint.delete", "loopback", "run", "refused"),
+    ]
+    assert entries[0].detail["reason"] == "bad data"
+    assert [(entry.detail["step"], entry.detail["attempt"]) for entry in entries] == [
+        (6, 1),
+        (6, 1),
+        (7, None),
+    ]
 
 
 def test_nothing_is_deleted_that_the_audit_trail_cannot_note(app, http, run):

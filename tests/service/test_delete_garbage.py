@@ -2,15 +2,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
 
 from cairn import Run, delete_step
-from cairn.service.catalog.models import AuditRow
-from cairn.storage.runs.lease import release
 from cairn.storage.runs.records.layout import manifest_file, step_dir
-from cairn.storage.runs.trash import begin_removal
 from tests.service.jobs import done, serving, watch
-from tests.service.stores import begin_saving, make_run
+from tests.service.seams import trash
+from tests.service.stores import begin_saving, end_saving, make_run
+from tests.service.trail import audit_trail
 
 RUN = "/v1/roots/default/runs/run"
 GC = f"{RUN}:gc"
@@ -60,7 +58,7 @@ def test_garbage_is_removed_for_good_and_the_rest_stays(http, run):
 def test_writers_save_is_left_alone_and_removed_once_its_writer_has_gone(http, run):
     writing = begin_saving(run, 4)
     assert [one["kind"] for one in done(http, GC, {})["result"]["entries"]] == ["trash"]
-    release(run.objects, writing)
+    end_saving(run, writing)
     entries = done(http, GC, {"dry_run": False})["result"]["entries"]
     assert [(one["kind"], one["name"]) for one in entries] == [
         ("trash", "attempts/1/1"),
@@ -76,7 +74,7 @@ def test_cancelled_collection_ends_after_what_it_was_removing(http, run, monkeyp
         (execution,) = http.app.state.plane.jobs.worker._running()
         reached.set()
         assert execution.interrupted.wait(60)
-        return begin_removal(found, key, **options)
+        return trash.begin_removal(found, key, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr("cairn.storage.runs.gc.begin_removal", wait_for_the_cancellation)
@@ -99,15 +97,14 @@ def test_operation_is_listed_with_its_run(http, run):
 def test_removal_and_a_look_are_told_apart_in_the_audit_trail(http, run):
     looked = done(http, GC, {})
     removed = done(http, GC, {"dry_run": False})
-    with http.app.state.plane.catalog.read() as session:
-        events = session.scalars(select(AuditRow).order_by(AuditRow.id)).all()
-        assert {(event.action, event.actor, event.run) for event in events} == {
-            ("run.gc", "loopback", "run")
-        }
-        assert [event.detail for event in events] == [
-            {"dry_run": True, "operation": looked["id"]},
-            {"dry_run": False, "operation": removed["id"]},
-        ]
+    entries = audit_trail(http)
+    assert {(entry.action, entry.caller, entry.run) for entry in entries} == {
+        ("run.gc", "loopback", "run")
+    }
+    assert [entry.detail for entry in entries] == [
+        {"dry_run": True, "operation": looked["id"]},
+        {"dry_run": False, "operation": removed["id"]},
+    ]
 
 
 def test_unknown_field_is_refused_and_nothing_removed(http, run):

@@ -7,8 +7,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from cairn import Checkpointer, CheckpointReader, Run, adopt, annotate_step
-from cairn.service.actions.caches import LRUCache, StepCache, StepChanges
+from cairn.service.actions.caches import StepCache
 from cairn.storage.runs.records.layout import INDEX_FILE
+from tests.service.seams import caches
 from tests.service.test_tensors import damage
 from tests.storage.plain_steps import as_plain_step
 
@@ -112,7 +113,7 @@ def test_steps_that_were_compared_are_not_read_again(http, unlike, unread, monke
 
 
 def test_what_is_known_stays_within_its_bounds():
-    known, asked = LRUCache(10, len), []
+    known, asked = caches.LRUCache(10, len), []
 
     def get(name, size):
         return known.get(name, lambda: asked.append(name) or name * size)
@@ -134,7 +135,7 @@ def test_a_kept_difference_takes_half_a_kilobyte(root):
     _ = this.leaves, other.leaves
     gc.collect()
     tracemalloc.start()
-    changes = StepChanges.between(this, other)
+    changes = caches.StepChanges.between(this, other)
     del this, other, run
     gc.collect()
     size, _ = tracemalloc.get_traced_memory()

@@ -7,10 +7,9 @@ from fastapi.testclient import TestClient
 from pydantic import TypeAdapter, ValidationError
 
 from cairn import Settings, create_app
-from cairn.service import schemas
-from cairn.service.actions.job_start import describe_key_reuse
-from cairn.service.schemas import MAX_ERRORS, Operation, Request
+from cairn.service.schemas import MAX_ERRORS, Operation
 from tests.service.conftest import BASE_URL, PEER
+from tests.service.seams import job_start, schemas
 from tests.service.stores import make_run
 
 MANY = 3_000
@@ -20,7 +19,7 @@ MOST_COLLECTED = 2_000
 BODIES = [
     one
     for one in vars(schemas).values()
-    if isinstance(one, type) and issubclass(one, Request) and one is not Request
+    if isinstance(one, type) and issubclass(one, schemas.Request) and one is not schemas.Request
 ]
 PLAN = "/v1/roots/default/runs/run/checkpoints/1:plan"
 
@@ -100,7 +99,7 @@ def test_key_that_was_used_for_a_large_request_names_the_first_differences():
     old, new = ({"model": {f"{word}{n}": 0 for n in range(30_000)}} for word in ("a", "b"))
     place = {"root": "default", "run": "run"}
     used = Operation.model_construct(kind="adopt", request=place | old)
-    told = describe_key_reuse(used, "adopt", place | new)
+    told = job_start.describe_key_reuse(used, "adopt", place | new)
     assert told.startswith("another one than its adopt of default/run: model.a0 not given where")
     assert told.endswith(f"and {60_000 - MAX_ERRORS} more")
     assert len(told) < 4000

@@ -8,11 +8,11 @@ from fastapi.testclient import TestClient
 from sqlalchemy.exc import OperationalError
 
 from cairn import StorageError
-from cairn.service import errors as service_errors
 from cairn.service.errors import InvalidRequestError, ProblemError
 from cairn.service.http.problems import install_handlers, problem_from
 from cairn.storage import errors as storage_errors
 from tests.service.conftest import BASE_URL, PEER
+from tests.service.seams import errors as service_errors
 from tests.service.stores import make_run
 
 STORAGE_ERRORS = [

@@ -7,15 +7,14 @@ from datetime import timedelta
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from cairn import Run, parse_uri
+from cairn import delete_alias, parse_uri, promote_step
 from cairn.service.catalog import queries, rows
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.events.outbox import NewEvent, publish
 from cairn.service.catalog.refresh import Index
-from cairn.service.events.detector import EventDetector
 from cairn.service.schemas import EventKind
-from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.store.clock import utc_now
+from tests.service.seams import detector
 from tests.service.stores import add_steps, begin_saving, make_run, trash
 
 RUN = "/v1/roots/default/runs/run"
@@ -86,14 +85,13 @@ def test_promotion_and_deletion_of_an_alias_are_one_event_each(looked):
 
 def test_what_went_around_the_service_is_told_move_by_move(looked, run):
     promote(looked, 3, CREATE)
-    writer = AliasWriter(Run.open(run.uri).objects)
-    writer.move("production", step=6, attempt=1, by="ann@host", expect=1)
-    writer.move("production", step=3, attempt=1, by="ben@host", expect=2)
+    promote_step(run, 6, "production", by="ann@host", expect=1)
+    promote_step(run, 3, "production", by="ben@host", expect=2)
     refresh(looked)
-    writer.delete("production", expect=3)
-    writer.move("production", step=6, attempt=1, expect=None)
+    delete_alias(run, "production", expect=3)
+    promote_step(run, 6, "production", expect=None)
     refresh(looked)
-    writer.delete("production", expect=5)
+    delete_alias(run, "production", expect=5)
     refresh(looked)
     assert told(looked)[2:] == [
         ("alias.moved", 1, None),
@@ -109,9 +107,7 @@ def test_what_went_around_the_service_is_told_move_by_move(looked, run):
 def test_two_servers_and_a_look_write_one_event_of_a_move(looked, run):
     plane = looked.app.state.plane
     others = [Index(plane.catalog) for _ in range(2)]
-    moved = AliasWriter(Run.open(run.uri).objects).move(
-        "production", step=3, attempt=1, expect=None
-    )
+    moved = promote_step(run, 3, "production", expect=None)
     for index in others:
         index.refresh_run("default", run, anew=True)
     with plane.catalog.connect(("default", "run")) as connection:
@@ -257,14 +253,14 @@ def test_whoever_reads_on_from_an_event_misses_none_that_was_begun_before_it(dat
 
 def test_root_is_behind_when_its_next_look_is_overdue(looked, root):
     catalog, uri = looked.app.state.plane.catalog, parse_uri(root)
-    detector = EventDetector(catalog, None, {"default": uri}, scans=True)
+    watching = detector.EventDetector(catalog, None, {"default": uri}, scans=True)
     first = utc_now()
 
     def told(scanned, later):
         """Whether it is told, of a last look then, after so many seconds more."""
         with catalog.write(("default", "")) as session:
             rows.write_root(session, "default", uri, scanned=scanned, problem=None)
-        detector.index(scanned + timedelta(seconds=later))
+        watching.index(scanned + timedelta(seconds=later))
         return len([one for one in events(looked) if one.kind == EventKind.INDEX_BEHIND])
 
     assert told(first, 899) == 0

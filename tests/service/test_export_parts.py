@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 
 from cairn import Checkpointer, ModelInfo, StorageError
-from cairn.service.jobs.dbos_engine import worker
-from cairn.service.jobs.dbos_engine.database import queue_of
-from cairn.service.jobs.kinds import export_job
-from cairn.service.jobs.records import PART
 from cairn.state.checkpointing.trees import nest
-from cairn.storage.store.disk.direct_writes import DirectWrites
 from tests.service.jobs import (
     ASSETS,
     CONFIG,
@@ -27,6 +22,7 @@ from tests.service.jobs import (
     tries,
     watch,
 )
+from tests.service.seams import database, direct_writes, export_job
 
 CONVERT = "/v1/roots/default/runs/llama/checkpoints/1:convert"
 SEVERAL = {"max_shard_size": "20KB"}
@@ -63,7 +59,7 @@ def test_files_are_written_two_at_a_time_and_as_many_as_the_memory_allows(
 
     monkeypatch.setattr(export_job, "write_shard", counted)
     with serving(root, tmp_path / "data") as http:
-        queue = http.app.state.plane.jobs._client.retrieve_queue(queue_of(PART))
+        queue = http.app.state.plane.jobs._client.retrieve_queue(database.queue_of("part"))
         queue.set_worker_concurrency(8)
         met = False
         made = done(http, CONVERT, {**SEVERAL, "memory": "400MiB"})
@@ -106,7 +102,7 @@ def test_an_export_that_goes_on_does_not_write_beside_what_is_left_of_it_here(
     root, tmp_path, monkeypatch, body
 ):
     """Cancelled by a server that can't stop it, and resumed before its worker has noticed."""
-    monkeypatch.setattr(worker, "STOP_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("cairn.service.jobs.dbos_engine.worker.STOP_TIMEOUT_SECONDS", 0.1)
     counted = Counted(monkeypatch)
     counted.held.clear()
     with (
@@ -187,7 +183,7 @@ def test_a_cancel_stops_every_part_and_leaves_nothing(root, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("body", [{}, SEVERAL], ids=["one file", "several"])
 def test_a_file_that_is_not_what_was_written_is_never_published(root, tmp_path, monkeypatch, body):
-    real = DirectWrites._read
+    real = direct_writes.DirectWrites._read
 
     def other(writes, start, end):
         with open(writes._path, "r+b") as stream:
@@ -195,7 +191,7 @@ def test_a_file_that_is_not_what_was_written_is_never_published(root, tmp_path, 
             os.pwrite(stream.fileno(), bytes([byte[0] ^ 1]), end - 3)
         return real(writes, start, end)
 
-    monkeypatch.setattr(DirectWrites, "_read", other)
+    monkeypatch.setattr(direct_writes.DirectWrites, "_read", other)
     with serving(root, tmp_path / "data") as http:
         operation = http.post(CONVERT, json=body).json()["id"]
         ended = watch(http, operation)

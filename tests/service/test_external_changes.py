@@ -1,18 +1,17 @@
 """What goes around the control plane: a writer of the store moves an alias itself."""
 
 import pytest
-from sqlalchemy import select
 
-from cairn import Alias, Run, StoreUnavailableError, create_app
+from cairn import Alias, StoreUnavailableError, create_app, delete_alias, promote_step
 from cairn.service.actions import aliases as aliases_actions
 from cairn.service.catalog import rows
 from cairn.service.catalog.external_changes import count_outside
-from cairn.service.catalog.models import AuditRow
-from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.records.layout import alias_file
-from cairn.storage.runs.records.placed import read_record, write_record
+from cairn.storage.runs.records.placed import read_record
 from tests.service.conftest import BASE_URL, PEER
+from tests.service.seams import placed
 from tests.service.stores import make_run
+from tests.service.trail import audit_trail
 
 RUN = "/v1/roots/default/runs/run"
 ALIAS = f"{RUN}/aliases/production"
@@ -25,15 +24,14 @@ def run(root):
 
 
 def move(run, step, expect):
-    aliases = AliasWriter(Run.open(run.uri).objects)
-    return aliases.move("production", step=step, attempt=1, by="ann@host", expect=expect)
+    return promote_step(run, step, "production", by="ann@host", expect=expect)
 
 
 def write_over(run, alias):
     """Put a record in the place of an alias's, as a copy by hand does."""
     name = alias_file(alias.alias)
     _, generation = read_record(run.objects, name, Alias)
-    write_record(run.objects, name, alias, generation=generation)
+    placed.write_record(run.objects, name, alias, generation=generation)
 
 
 def replace(path, data):
@@ -51,9 +49,10 @@ def audited(http):
 
 
 def entries(http):
-    with http.app.state.plane.catalog.read() as session:
-        rows = session.scalars(select(AuditRow).order_by(AuditRow.id)).all()
-    return [(row.action, row.outcome, row.actor, row.detail.get("sequence")) for row in rows]
+    return [
+        (entry.action, entry.outcome, entry.caller, entry.detail.get("sequence"))
+        for entry in audit_trail(http)
+    ]
 
 
 def counted(http):
@@ -96,7 +95,7 @@ def test_deletion_around_the_service_is_entered_and_one_through_it_is_not(http, 
     http.get(RUN, params={"refresh": "true"})
     assert counted(http) == {}
     promote(http, 6, CREATE)
-    AliasWriter(run.objects).delete("production", by="ann@host", expect=3)
+    delete_alias(run, "production", by="ann@host", expect=3)
     http.get(RUN, params={"refresh": "true"})
     assert counted(http) == {("default", "alias.delete"): 1}
 
@@ -146,7 +145,7 @@ def test_another_run_of_the_same_name_begins_anew(http, run, root):
     promote(http, 3, CREATE)
     shutil.rmtree(root / "run")
     again = make_run(root / "run", [1])
-    AliasWriter(again.objects).move("production", step=1, attempt=1, by="ann@host", expect=None)
+    move(again, 1, expect=None)
     assert audited(http) is None
     assert counted(http) == {}
 
@@ -212,7 +211,7 @@ def test_request_that_failed_excuses_no_equal_move_of_another(http, run, monkeyp
 def test_record_that_is_written_over_is_noticed_though_its_sequence_is_the_same(http, run):
     promote(http, 3, CREATE)
     assert audited(http) is True
-    write_over(run, AliasWriter(run.objects).require("production").model_copy(update={"step": 9}))
+    write_over(run, run.aliases.require("production").model_copy(update={"step": 9}))
     for _ in range(2):
         assert audited(http) is False
     assert counted(http) == {("default", "alias.promote"): 1}
@@ -220,7 +219,7 @@ def test_record_that_is_written_over_is_noticed_though_its_sequence_is_the_same(
 
 def test_record_that_is_put_back_as_it_was_before_is_noticed(http, run):
     promote(http, 3, CREATE)
-    before = AliasWriter(run.objects).require("production")
+    before = run.aliases.require("production")
     promote(http, 9, {"If-Match": '"1"'})
     write_over(run, before)
     for _ in range(2):
@@ -272,7 +271,7 @@ def test_record_that_cannot_be_read_is_not_taken_for_a_deletion_nor_its_repair_f
 
 def test_record_that_is_put_back_after_its_deletion_is_noticed(http, run):
     promote(http, 3, CREATE)
-    before = AliasWriter(run.objects).require("production")
+    before = run.aliases.require("production")
     assert http.delete(ALIAS, headers={"If-Match": '"1"'}).status_code == 204
     write_over(run, before)
     assert audited(http) is False

@@ -8,10 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select
 
 from cairn import Damage, Settings, SettingsError, annotate_step, create_app
-from cairn.service.catalog.models import AuditRow
 from cairn.service.settings import load_settings
 from cairn.storage.runs.annotate import note_verified
 from cairn.storage.runs.records.exports import ExportFile, ExportKey, ExportManifest, publish_export
@@ -19,6 +17,7 @@ from cairn.storage.runs.records.layout import annotation_file
 from cairn.storage.store.clock import rfc3339, utc_now
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import make_run
+from tests.service.trail import audit_trail
 
 RUN = "/v1/roots/default/runs/run"
 PRODUCTION = {"alias": "production"}
@@ -158,8 +157,7 @@ def test_labels_that_can_not_be_read_promote_nothing(run, gated):
 def test_a_refusal_is_in_the_audit_trail(run, gated):
     with gated(PRODUCTION | {"verified": True}) as http:
         promote(http)
-        with http.app.state.plane.catalog.query() as connection:
-            (entry,) = connection.execute(select(AuditRow.outcome, AuditRow.detail)).all()
+        (entry,) = audit_trail(http)
     assert entry.outcome == "refused"
     assert entry.detail["problem"].endswith("gate-refused")
 

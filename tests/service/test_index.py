@@ -10,15 +10,22 @@ from datetime import timedelta
 import pytest
 from fastapi.testclient import TestClient
 
-from cairn import ObjectStore, Run, Settings, StoreUnavailableError, create_app, parse_uri
+from cairn import (
+    ObjectStore,
+    Run,
+    Settings,
+    StoreUnavailableError,
+    create_app,
+    parse_uri,
+    promote_step,
+)
 from cairn.service.catalog import rows
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.refresh import Index
-from cairn.service.catalog.scanner import Scanner, rest_after
-from cairn.service.catalog.snapshot import take_snapshot
-from cairn.storage.runs.records.aliases import AliasWriter
+from cairn.service.catalog.scanner import Scanner
 from cairn.storage.store.clock import utc_now
 from tests.service.conftest import BASE_URL, PEER
+from tests.service.seams import refresh, scanner
 from tests.service.stores import annotate, begin_saving, make_run, publish, trash
 
 RUN = "/v1/roots/default/runs/run"
@@ -175,7 +182,7 @@ def test_the_scanner_looks_again_and_again_until_it_is_closed(index, root, monke
     ],
 )
 def test_looks_at_a_disk_are_as_far_apart_as_they_work(uri, took, worked, rest):
-    assert rest_after(parse_uri(uri), took, worked) == pytest.approx(rest)
+    assert scanner.rest_after(parse_uri(uri), took, worked) == pytest.approx(rest)
 
 
 def test_a_scan_that_fails_is_told_and_tried_again(index, root, monkeypatch, caplog):
@@ -319,9 +326,8 @@ def test_text_that_a_database_cannot_hold_keeps_no_run_from_being_listed(http, r
     for name in ("a", "b"):
         run = make_run(root / name, [1], labels={"team": "nlp\0", "x\0": "y"})
         annotate(run, 1, labels={"eval\0": "\0"}, metrics={"lo\0ss": 0.5})
-        AliasWriter(run.objects).move(
-            "best", step=1, attempt=1, expect=None, by="me\0", reason=f"so{chr(0)}{'long' * 9000}"
-        )
+        reason = f"so{chr(0)}{'long' * 9000}"
+        promote_step(run, 1, "best", by="me\0", reason=reason, expect=None)
     runs = http.get("/v1/runs").json()["runs"]
     assert [run["name"] for run in runs] == ["a", "b"]
     assert runs[0]["labels"] == {"team": "nlp\0", "x\0": "y"}
@@ -372,6 +378,7 @@ def test_a_promotion_is_not_taken_back_by_a_look_from_before_it(http, root, monk
     headers = {"If-None-Match": "*"}
     assert http.get("/v1/runs").is_success
     looked, promoted = threading.Event(), threading.Event()
+    take_snapshot = refresh.take_snapshot
 
     def slow(*args):
         snapshot = take_snapshot(*args)
@@ -380,7 +387,7 @@ def test_a_promotion_is_not_taken_back_by_a_look_from_before_it(http, root, monk
             assert promoted.wait(SECONDS)
         return snapshot
 
-    monkeypatch.setattr("cairn.service.catalog.refresh.take_snapshot", slow)
+    monkeypatch.setattr(refresh, "take_snapshot", slow)
     publish(run, 1, 3)
     with ThreadPoolExecutor(1) as pool:
         refreshed = pool.submit(http.get, RUN, params={"refresh": True})

@@ -5,8 +5,8 @@ from dbos import error as dbos_errors
 
 from cairn.service.errors import ProblemError
 from cairn.service.http.problems import problem_from
-from cairn.service.jobs.dbos_engine.errors import translated
 from cairn.service.jobs.dbos_engine.jobs import Jobs
+from tests.service.seams import engine_errors
 
 KINDS = [
     kind
@@ -20,7 +20,7 @@ def test_every_error_of_the_engine_is_a_problem_of_its_own(kind):
     exc = kind.__new__(kind)
     exc.message, exc.dbos_error_code = "told by the engine", None  # as its base class sets them
 
-    @translated
+    @engine_errors.translated
     def fail():
         raise exc
 

@@ -6,20 +6,15 @@ import pytest
 from dbos import DBOS
 
 from cairn import StoreUnavailableError, parse_uri
-from cairn.service.errors import InvalidRequestError
-from cairn.service.jobs.context import JobKind
-from cairn.service.jobs.dbos_engine.database import open_database
+from cairn.service.errors import InvalidRequestError, ProblemError
 from cairn.service.jobs.dbos_engine.jobs import Jobs
-from cairn.service.jobs.dbos_engine.worker import Worker
 from cairn.service.jobs.errors import (
     IdempotencyKeyReusedError,
     JobsBusyError,
     OperationNotFoundError,
-    OperationStateError,
 )
-from cairn.service.jobs.progress import ProgressMeter
-from cairn.service.jobs.worker_names import FileName
 from cairn.service.schemas import OperationState
+from tests.service.seams import context, database, progress, worker, worker_names
 
 PATIENCE = 20.0
 
@@ -33,7 +28,7 @@ class Counting:
         self.reached = threading.Event()
         self.opened = threading.Event()
         self.ended = threading.Event()
-        self.kind = JobKind("gather", self.run, self.abandon)
+        self.kind = context.JobKind("gather", self.run, self.abandon)
 
     def run(self, context, request):
         for number in range(3):
@@ -74,11 +69,12 @@ def launch(tmp_path, counting):
     def start(kind=counting.kind):
         url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
         what = {"roots": {"default": parse_uri(tmp_path / "store")}, "kinds": {"gather": kind}}
-        engine = Jobs(open_database(url), **what)
-        worker = Worker(database_url=url, name=FileName(tmp_path, "test"), **what)
+        engine = Jobs(database.open_database(url), **what)
+        name = worker_names.FileName(tmp_path, "test")
+        working = worker.Worker(database_url=url, name=name, **what)
         live.append(engine)
-        worker.launch()
-        engine.worker = worker
+        working.launch()
+        engine.worker = working
         return engine
 
     yield start
@@ -173,7 +169,7 @@ def test_unexpected_error_says_nothing_of_the_inside(launch):
     def crash(context, request):
         return context.step("crash", lambda: {"never": {}["secret"]})
 
-    engine = launch(JobKind("gather", crash, lambda *_: None))
+    engine = launch(context.JobKind("gather", crash, lambda *_: None))
     operation = ended(engine, engine.start("gather", {}))
     assert operation.error.status == 500
     assert "secret" not in operation.error.model_dump_json()
@@ -224,7 +220,7 @@ def test_unknown_and_finished_operations_are_told_apart(launch):
     with pytest.raises(OperationNotFoundError, match="op-nothing"):
         engine.get("op-nothing")
     operation = ended(engine, engine.start("gather", {"name": "a"}))
-    with pytest.raises(OperationStateError, match="succeeded"):
+    with pytest.raises(ProblemError, match="succeeded"):
         engine.resume(operation.id)
 
 
@@ -243,7 +239,7 @@ def test_job_taken_over_elsewhere_is_left_alone(launch, counting):
 def test_progress_is_reported_a_few_times_a_second():
     now = [0.0]
     reports = []
-    meter = ProgressMeter(reports.append, clock=lambda: now[0], interval=0.2)
+    meter = progress.ProgressMeter(reports.append, clock=lambda: now[0], interval=0.2)
     meter.set(total_bytes=1050, message="counting")
     for _ in range(1050):
         now[0] += 0.001
@@ -261,7 +257,7 @@ def test_progress_is_reported_a_few_times_a_second():
 def test_what_is_left_is_reckoned_with_the_pace_of_late():
     now = [0.0]
     reports = []
-    meter = ProgressMeter(reports.append, clock=lambda: now[0], interval=0)
+    meter = progress.ProgressMeter(reports.append, clock=lambda: now[0], interval=0)
 
     def after(seconds, nbytes):
         now[0] += seconds
@@ -344,7 +340,7 @@ def test_second_resume_at_once_is_a_conflict(launch, counting, monkeypatch):
     engine.resume(operation.id)
     with monkeypatch.context() as patched:
         patched.setattr(engine, "get", lambda _: stale)
-        with pytest.raises(OperationStateError):
+        with pytest.raises(ProblemError, match="resumed by another request"):
             engine.resume(operation.id)
     counting.opened.set()
     assert ended(engine, operation).state == "succeeded"

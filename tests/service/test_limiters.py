@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from cairn.service.errors import NotReadyError
-from cairn.service.http import limiters
-from cairn.service.http.limiters import AT_ONCE, SHARE, MemoryLimiter, StoreLimiter
+from cairn.service.http.limiters import AT_ONCE, MemoryLimiter, StoreLimiter
+from tests.service.seams import limiters
 
 
 def test_caller_who_floods_a_root_leaves_turns_to_others(monkeypatch):
@@ -22,7 +22,7 @@ def test_caller_who_floods_a_root_leaves_turns_to_others(monkeypatch):
 
         flood = [asyncio.create_task(ask("busy")) for _ in range(5 * AT_ONCE)]
         await asyncio.sleep(0)
-        calm = [asyncio.create_task(ask("calm")) for _ in range(AT_ONCE - SHARE)]
+        calm = [asyncio.create_task(ask("calm")) for _ in range(AT_ONCE - limiters.SHARE)]
         refused, _ = await asyncio.wait(flood, timeout=5, return_when=asyncio.FIRST_EXCEPTION)
         await asyncio.sleep(0.1)
         counts = began.count("busy"), began.count("calm")
@@ -32,7 +32,7 @@ def test_caller_who_floods_a_root_leaves_turns_to_others(monkeypatch):
         assert {type(one) for one in results} <= {type(None), NotReadyError}
         return counts
 
-    assert asyncio.run(scenario()) == (SHARE, AT_ONCE - SHARE)
+    assert asyncio.run(scenario()) == (limiters.SHARE, AT_ONCE - limiters.SHARE)
 
 
 def test_turns_that_a_caller_does_not_use_are_anybodys():

@@ -12,8 +12,8 @@ from fastapi.testclient import TestClient
 
 from cairn import Settings, create_app
 from cairn.interop.conversion.tensor_streams import FLOAT_NAMES
-from cairn.service.schemas import Dtype
 from tests.service.conftest import BASE_URL, PEER
+from tests.service.seams import schemas
 
 METHODS = {"get", "post", "put", "patch", "delete"}
 # A value for every path parameter that is well-formed and names nothing.
@@ -261,7 +261,7 @@ def test_document_is_printed_by_a_command_that_starts_nothing(document, tmp_path
 
 
 def test_dtypes_of_exports_are_those_that_conversion_knows():
-    assert get_args(Dtype) == FLOAT_NAMES
+    assert get_args(schemas.Dtype) == FLOAT_NAMES
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,10 @@ import pytest
 from fastapi.routing import APIRoute
 
 from cairn.service.access.callers import Caller, Scope
-from cairn.service.access.permission import Allowed
-from cairn.service.app import ROUTERS
 from cairn.service.dashboard.routers import ROUTERS as PAGES
 from cairn.service.errors import ForbiddenError
 from cairn.service.http.permitted_routes import PermittedRoute
+from tests.service.seams import ROUTERS, Allowed
 
 ROUTES = [
     route for router in (*ROUTERS, *PAGES) for route in router.routes if isinstance(route, APIRoute)
@@ -24,29 +23,30 @@ def asked(route):
     return [one.scope for one in permissions(route)]
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
-def test_route_asks_one_permission_and_before_all_else(route):
-    assert isinstance(route, PermittedRoute)
-    assert [route.dependant.dependencies[0].call] == permissions(route)
+def test_every_route_asks_one_permission_and_before_all_else():
+    for route in ROUTES:
+        assert isinstance(route, PermittedRoute), route.name
+        assert [route.dependant.dependencies[0].call] == permissions(route), route.name
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
-def test_what_an_administrator_is_needed_for_is_of_one_run_or_takes_all_roots(route):
-    (permission,) = permissions(route)
-    of_one_run = "{run}" in route.path
-    assert permission.everywhere is (permission.scope is Scope.ADMIN and not of_one_run)
+def test_what_an_administrator_is_needed_for_is_of_one_run_or_takes_all_roots():
+    for route in ROUTES:
+        (permission,) = permissions(route)
+        of_one_run = "{run}" in route.path
+        expected = permission.scope is Scope.ADMIN and not of_one_run
+        assert permission.everywhere is expected, route.name
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
-def test_what_changes_something_takes_more_than_reading(route):
+def test_what_changes_something_takes_more_than_reading():
     # One asks for a look at the store, as `refresh` does; the other has a body to ask with.
     harmless = {"announce_checkpoint", "plan_checkpoint"}
     # They tell who there is.
     managing = {"list_keys", "list_audit_events", "list_webhooks", "list_deliveries"}
     managing |= {"keys_page", "audit_page", "webhooks_page", "webhook_page"}
-    changes = not route.methods <= {"GET", "HEAD"} and route.name not in harmless
-    changes = changes or route.name in managing
-    assert (asked(route) != [Scope.READ]) is changes
+    for route in ROUTES:
+        changes = not route.methods <= {"GET", "HEAD"} and route.name not in harmless
+        changes = changes or route.name in managing
+        assert (asked(route) != [Scope.READ]) is changes, route.name
 
 
 @pytest.mark.parametrize("scope", Scope)

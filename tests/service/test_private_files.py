@@ -8,9 +8,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cairn import Settings, create_app
-from cairn.service.command import backup
 from cairn.service.private_files import make_private
 from tests.service.conftest import BASE_URL, PEER
+from tests.service.seams import backup
 
 
 @pytest.fixture

@@ -2,15 +2,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import select
 
-from cairn import Run
-from cairn.service.access.loopback import LOOPBACK
+from cairn import promote_step
+from cairn.service.access.callers import Caller, Scope
 from cairn.service.actions import aliases as aliases_actions
-from cairn.service.catalog.models import AliasRow, AuditRow
-from cairn.storage.runs import promotion
-from cairn.storage.runs.records.aliases import AliasWriter
+from tests.service.seams import promotion
 from tests.service.stores import add_steps, begin_saving, make_run, trash
+from tests.service.trail import audit_trail
 
 RUN = "/v1/roots/default/runs/run"
 CREATE = {"If-None-Match": "*"}
@@ -186,33 +184,31 @@ def test_of_racing_promotions_exactly_one_wins(http, run):
     assert run.aliases.get("production").sequence == 2
 
 
-def test_promotion_is_audited_and_in_the_catalog(app, http, run):
+def test_promotion_is_audited(http, run):
     promote(http, 3, CREATE, reason="first")
     promote(http, 9, {"If-Match": '"1"'})
     promote(http, 6, {"If-Match": '"1"'})  # stale: nothing happened
-    with app.state.plane.catalog.read() as session:
-        events = session.scalars(select(AuditRow).order_by(AuditRow.id)).all()
-    assert {(event.action, event.actor, event.root, event.run) for event in events} == {
+    entries = audit_trail(http)
+    assert {(entry.action, entry.caller, entry.root, entry.run) for entry in entries} == {
         ("alias.promote", "loopback", "default", "run")
     }
-    assert [(event.detail["step"], event.outcome) for event in events] == [
+    assert [(entry.detail["step"], entry.outcome) for entry in entries] == [
         (3, "done"),
         (9, "done"),
         (6, "refused"),
     ]
-    assert events[0].detail["reason"] == "first"
-    assert [event.detail.get("sequence") for event in events] == [1, 2, None]
-    assert events[2].detail["problem"] == "urn:cairn:problem:precondition-failed"
-    assert all(event.at <= event.completed for event in events)
+    assert entries[0].detail["reason"] == "first"
+    assert [entry.detail.get("sequence") for entry in entries] == [1, 2, None]
+    assert entries[2].detail["problem"] == "urn:cairn:problem:precondition-failed"
+    assert all(entry.at <= entry.completed for entry in entries)
 
 
-def test_promotion_is_in_the_catalog_without_a_refresh(app, http, run):
+def test_promotion_is_in_the_catalog_without_a_refresh(http, run):
     http.get(f"{RUN}/checkpoints")
     promote(http, 3, CREATE)
     promote(http, 9, {"If-Match": '"1"'})
-    with app.state.plane.catalog.read() as session:
-        rows = session.scalars(select(AliasRow)).all()
-    assert [(row.alias, row.step, row.sequence) for row in rows] == [("production", 9, 2)]
+    (alias,) = http.get(f"{RUN}/aliases").json()["aliases"]
+    assert (alias["alias"], alias["step"], alias["sequence"]) == ("production", 9, 2)
 
 
 def test_nothing_is_promoted_that_the_audit_trail_cannot_note(app, http, run):
@@ -262,23 +258,21 @@ def test_entry_without_an_outcome_is_left_by_a_server_that_dies(app, http, run, 
         raise Killed
 
     monkeypatch.setattr(aliases_actions, "promote_step", die)
-    plane = app.state.plane
+    plane, caller = app.state.plane, Caller("loopback", Scope.ADMIN)
     with pytest.raises(Killed):
         aliases_actions.promote(
-            plane, LOOPBACK, "default", "run", 3, alias="production", reason="", expect=None
+            plane, caller, "default", "run", 3, alias="production", reason="", expect=None
         )
-    with plane.catalog.read() as session:
-        (event,) = session.scalars(select(AuditRow))
-    assert (event.detail["alias"], event.outcome, event.completed) == ("production", None, None)
+    (entry,) = audit_trail(http)
+    assert (entry.detail["alias"], entry.outcome, entry.completed) == ("production", None, None)
 
 
-def test_entry_names_the_request_that_its_answer_and_the_log_name(app, http, run):
+def test_entry_names_the_request_that_its_answer_and_the_log_name(http, run):
     own = promote(http, 3, {**CREATE, "X-Request-ID": "pipeline-7"})
     given = promote(http, 6, {"If-Match": '"1"', "X-Request-ID": "not plain"})
     refused = promote(http, 9, {**CREATE, "X-Request-ID": "pipeline-8"})
     assert refused.status_code == 412
-    with app.state.plane.catalog.read() as session:
-        noted = session.scalars(select(AuditRow.request_id).order_by(AuditRow.id)).all()
+    noted = [entry.request_id for entry in audit_trail(http)]
     assert noted == [answer.headers["X-Request-ID"] for answer in (own, given, refused)]
     assert (noted[0], noted[2]) == ("pipeline-7", "pipeline-8")
 
@@ -307,9 +301,7 @@ def test_deleted_alias_is_gone_and_its_history_stays(http, run):
 
 def test_alias_moved_behind_the_servers_back_is_seen(http, run):
     promote(http, 3, CREATE)
-    AliasWriter(Run.open(run.uri).objects).move(
-        "production", step=9, attempt=1, by="else", expect=1
-    )
+    promote_step(run, 9, "production", by="else", expect=1)
     assert http.get(f"{RUN}/aliases/production").headers["etag"] == '"2"'
     assert http.get(f"{RUN}/checkpoints").json()["checkpoints"][0]["aliases"] == ["production"]
     assert promote(http, 6, {"If-Match": '"1"'}).status_code == 412

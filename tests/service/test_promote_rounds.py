@@ -9,9 +9,8 @@ import httpx
 import pytest
 
 from cairn import Settings, create_app
-from cairn.service.http import limiters
-from cairn.storage.store import objects
 from tests.service.jobs import until
+from tests.service.seams import limiters
 from tests.service.servers import serve
 from tests.service.stores import add_steps, make_run
 
@@ -89,7 +88,7 @@ def run(gcs, monkeypatch):
     made = make_run(f"{gcs.bucket_uri}/store/run", [3])
     add_steps(made, [6], base_step=3)
     # As in a server that has just been started.
-    monkeypatch.setattr(objects, "_open_stores", WeakValueDictionary())
+    monkeypatch.setattr("cairn.storage.store.objects._open_stores", WeakValueDictionary())
     return made
 
 

@@ -8,16 +8,15 @@ from sqlalchemy import func, select
 
 from cairn.service.catalog import queries
 from cairn.service.catalog.engine import Catalog
-from cairn.service.catalog.events import retention
 from cairn.service.catalog.events.automations import advance, positions
 from cairn.service.catalog.events.outbox import NewEvent, publish
 from cairn.service.catalog.events.retention import prune_events
 from cairn.service.catalog.models import DeliveryRow, EventRow
-from cairn.service.events import sender
 from cairn.service.schemas import EventKind
 from cairn.storage.store.clock import rfc3339, utc_now
 from tests.service.jobs import serving
 from tests.service.receivers import receiving
+from tests.service.seams import event_retention, sender
 from tests.service.stores import make_run
 
 
@@ -47,7 +46,7 @@ def kept(catalog):
 
 
 def test_old_events_go_but_the_last_of_each_run_whose_number_is_counted_on(catalog, monkeypatch):
-    monkeypatch.setattr(retention, "AT_ONCE", 2)
+    monkeypatch.setattr(event_retention, "AT_ONCE", 2)
     for number in range(7):
         happen(catalog, number)
     happen(catalog, 7, run="other")

@@ -3,12 +3,11 @@
 import shutil
 
 import pytest
-from sqlalchemy import select
 
 from cairn import Run
-from cairn.service.catalog.models import AuditRow
 from tests.service.jobs import save_llama, serving, watch
 from tests.service.stores import trash
+from tests.service.trail import audit_trail
 
 RUN = "/v1/roots/default/runs/llama"
 STEP = f"{RUN}/checkpoints/1"
@@ -78,10 +77,9 @@ def test_a_key_names_its_operation_also_once_the_run_is_gone(http, root):
         again = started(http, path, body, path)
         assert (again["id"], again["state"]) == (first[path], "succeeded")
         assert ask(http, path, body, "another").status_code == 404
-    with http.app.state.plane.catalog.read() as session:
-        trail = session.scalars(select(AuditRow).where(AuditRow.outcome == "done")).all()
-        told = [one.detail["operation"] for one in trail]
-    assert sorted(told) == sorted([*first.values()] * 2), "each request has an entry"
+    entries = [entry for entry in audit_trail(http) if entry.outcome == "done"]
+    operations = [entry.detail["operation"] for entry in entries]
+    assert sorted(operations) == sorted([*first.values()] * 2), "each request has an entry"
 
 
 def test_a_rollback_is_answered_again_once_its_step_is_gone(http, root):

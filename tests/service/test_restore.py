@@ -5,11 +5,10 @@ import threading
 import pytest
 
 from cairn import CheckpointReader, Run, StoreUnavailableError
-from cairn.storage.runs import fork
-from cairn.storage.runs.lease import release
 from tests.service.commands import cairn_here
 from tests.service.jobs import done, save_llama, serving, watch
 from tests.service.planes import running_plane
+from tests.service.seams import fork, lease
 from tests.service.stores import begin_saving
 from tests.service.test_errors import check_problem
 
@@ -154,7 +153,7 @@ def test_rollback_that_is_taken_up_again_still_names_what_it_superseded(http, st
     def lose_once(objects, attempt, **options):
         if lost := next(answers, None):
             raise lost
-        release(objects, attempt, **options)
+        lease.release(objects, attempt, **options)
 
     monkeypatch.setattr("cairn.storage.runs.rollback.release", lose_once)
     operation = done(http, RESTORE, ROLLBACK, ANY)

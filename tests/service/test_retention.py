@@ -1,19 +1,16 @@
 import threading
 
 import pytest
-from sqlalchemy import select
 
-from cairn import Client, Decision, Run, StoreUnavailableError
-from cairn.service.catalog.models import AuditRow
+from cairn import Client, Decision, Run, StoreUnavailableError, promote_step
 from cairn.service.errors import ProblemResponseError
 from cairn.storage.runs import retention
-from cairn.storage.runs.lease import release
-from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.records.layout import annotation_file, trash_file
 from cairn.storage.runs.trash import read_tombstones
 from tests.service.jobs import serving, watch
 from tests.service.servers import serve
-from tests.service.stores import BYTES_PER_STEP, annotate, begin_saving, make_run
+from tests.service.stores import BYTES_PER_STEP, annotate, begin_saving, end_saving, make_run
+from tests.service.trail import audit_trail
 
 RUN = "/v1/roots/default/runs/run"
 APPLY = f"{RUN}:applyRetention"
@@ -192,7 +189,7 @@ def test_applied_policy_deletes_what_the_plan_said(jobs, run):
 
 
 def test_run_that_is_being_written_keeps_its_latest_step(jobs, run):
-    release(run.objects, begin_saving(run, 11))
+    end_saving(run, begin_saving(run, 11))
     begin_saving(run, 12)
     assert [one["step"] for one in applied(jobs, keep_every=4)["result"]["deleted"]] == [
         1, 2, 3, 5, 6, 7, 9,
@@ -202,7 +199,7 @@ def test_run_that_is_being_written_keeps_its_latest_step(jobs, run):
 
 def test_step_that_is_promoted_meanwhile_stays_and_is_named(jobs, run, monkeypatch):
     def promoted_after(decisions):
-        AliasWriter(run.objects).move("production", step=4, attempt=1, expect=None)
+        promote_step(run, 4, "production", expect=None)
         return [Decision(one.step, one.attempt, one.reasons) for one in decisions]
 
     decide = retention.evaluate_retention
@@ -276,20 +273,18 @@ def test_request_is_the_same_operation_under_the_same_key(jobs, run):
     assert answer.json()["type"] == "urn:cairn:problem:idempotency-key-reused"
     watch(jobs, ids.pop())
     assert listed(run) == list(range(3, 11))
-    with jobs.app.state.plane.catalog.read() as session:  # each request has an entry of its own
-        events = session.scalars(select(AuditRow).order_by(AuditRow.id)).all()
-        assert [event.outcome for event in events] == ["done", "done", "refused"]
-        assert events[0].detail["operation"] == events[1].detail["operation"]
+    entries = audit_trail(jobs)  # each request has one of its own
+    assert [entry.outcome for entry in entries] == ["done", "done", "refused"]
+    assert entries[0].detail["operation"] == entries[1].detail["operation"]
 
 
 def test_application_is_in_the_audit_trail_and_a_plan_is_not(jobs, run):
     plan(jobs, keep_last=2)
     operation = applied(jobs, keep_last=2)
-    with jobs.app.state.plane.catalog.read() as session:
-        (event,) = session.scalars(select(AuditRow))
-        assert (event.action, event.actor, event.run) == ("run.retention", "loopback", "run")
-        assert event.detail["operation"] == operation["id"]
-        assert event.detail["policy"]["keep_last"] == 2
+    (entry,) = audit_trail(jobs)
+    assert (entry.action, entry.caller, entry.run) == ("run.retention", "loopback", "run")
+    assert entry.detail["operation"] == operation["id"]
+    assert entry.detail["policy"]["keep_last"] == 2
 
 
 def test_plan_needs_no_job_engine_and_deletion_does(http, run):

@@ -1,5 +1,6 @@
 """Roots that are added and removed while servers run."""
 
+import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,18 +13,18 @@ from sqlalchemy import event, select
 
 from cairn import Settings, create_app, parse_uri
 from cairn.service.catalog.engine import Catalog
-from cairn.service.catalog.models import AddedRootRow, RootRow, RunRow
+from cairn.service.catalog.models import AddedRootRow
 from cairn.service.catalog.refresh import Index
 from cairn.service.catalog.roots import Roots
 from cairn.service.catalog.scanner import Scanner
-from cairn.service.command.doctor.databases import check_added_roots
-from cairn.service.command.doctor.findings import Outcome
 from cairn.service.errors import RootTakenError
 from cairn.service.http.limiters import AT_ONCE, STREAMS_AT_ONCE
 from cairn.storage.store.clock import utc_now
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
+from tests.service.commands import cairn_here
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import done, save_llama, serving, until
+from tests.service.seams import models
 from tests.service.stores import make_run
 from tests.service.test_create_run import check_problem
 from tests.service.test_workers import started, working
@@ -110,7 +111,7 @@ def test_one_that_was_removed_is_unknown_and_its_store_is_as_it_was(http, more, 
     add(http, more)
     assert runs(http) == [("more", "run")]
     with http.app.state.plane.catalog.read() as session:
-        assert session.scalars(select(RunRow.root)).all() == ["more"]
+        assert session.scalars(select(models.RunRow.root)).all() == ["more"]
     before = sorted(os.walk(more))
     assert http.delete(f"{ROOTS}/more").status_code == 204
     assert names(http) == ["default"]
@@ -118,8 +119,8 @@ def test_one_that_was_removed_is_unknown_and_its_store_is_as_it_was(http, more, 
     check_problem(http.get(f"{ROOTS}/more/runs/run"), 404, "root-not-found")
     check_problem(http.delete(f"{ROOTS}/more"), 404, "root-not-found")
     with http.app.state.plane.catalog.read() as session:
-        assert session.scalars(select(RunRow.root)).all() == []
-        assert "more" not in session.scalars(select(RootRow.name)).all()
+        assert session.scalars(select(models.RunRow.root)).all() == []
+        assert "more" not in session.scalars(select(models.RootRow.name)).all()
     assert sorted(os.walk(more)) == before
     assert add(http, more).status_code == 201
     assert runs(http) == [("more", "run")]
@@ -322,7 +323,8 @@ def test_the_scanner_looks_at_roots_that_are_added_and_forgets_those_that_go(set
 
     def known():
         with catalog.read() as session:
-            return session.scalars(select(RunRow.name).where(RunRow.root == "more")).all()
+            names = select(models.RunRow.name).where(models.RunRow.root == "more")
+            return session.scalars(names).all()
 
     try:
         scanner.start()
@@ -477,9 +479,11 @@ def test_what_a_newer_version_has_added_keeps_nobody_from_the_others(catalog, se
     roots = Roots(catalog, settings.root_uris)
     assert list(roots) == ["default", "more"]
     assert "newer" not in roots
-    found = [*check_added_roots(settings, probe=False, seconds=5)]
-    (warned,) = [one for one in found if one.outcome is Outcome.WARN]
-    assert "foreign URI" in warned.found
+    place = {"CAIRN_ROOT": settings.root, "CAIRN_DATA_DIR": str(settings.data_dir)}
+    told = json.loads(cairn_here("doctor", "--no-probe", "--json", **place).stdout)["findings"]
+    (added_roots,) = [one for one in told if one["check"] == "added roots"]
+    assert added_roots["outcome"] == "warn"
+    assert "foreign URI" in added_roots["found"]
 
 
 def test_of_servers_that_add_places_in_each_other_at_once_one_does(database_url, tmp_path):

@@ -5,12 +5,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from cairn import Damage, StepFacts, annotate_step, promote_step
-from cairn.service.actions import clean_up, reclaimable
+from cairn.service.actions import clean_up, failures, reclaimable
 from cairn.service.actions import runs as runs_actions
-from cairn.service.actions.failures import failures_of
-from cairn.service.actions.reclaimable import reclaimable_bytes
 from cairn.service.catalog.run_health import SizedStep
-from cairn.service.schemas import KeepBest, RetentionPolicy
+from cairn.service.schemas import RetentionPolicy
 from cairn.storage.runs.annotate import note_verified
 from tests.service.jobs import done, save_llama, serving, until, watch
 from tests.service.stores import make_run
@@ -26,7 +24,7 @@ def end(kind, state, number, step=None):
 
 def told(*ends):
     """Failures among ends, given oldest first."""
-    return [(one.kind, one.operation, one.step) for one in failures_of(reversed(ends))]
+    return [(one.kind, one.operation, one.step) for one in failures.failures_of(reversed(ends))]
 
 
 def test_the_last_end_of_each_kind_of_job_counts():
@@ -61,14 +59,14 @@ def test_kind_of_a_later_version_is_told_as_it_is():
 def test_a_step_goes_that_any_of_the_policies_does_not_keep():
     steps = [SizedStep(StepFacts(at, 1, NOW - timedelta(days=10 - at)), 2**at) for at in range(5)]
     every_two = RetentionPolicy(keep_every=2)
-    assert reclaimable_bytes(steps, [KEEP_ONE], {}, now=NOW) == 1 + 2 + 4 + 8
-    assert reclaimable_bytes(steps, [KEEP_ONE], {"best": (1, 1)}, now=NOW) == 1 + 4 + 8
-    assert reclaimable_bytes(steps, [every_two], {}, now=NOW) == 2 + 8
+    assert reclaimable.reclaimable_bytes(steps, [KEEP_ONE], {}, now=NOW) == 1 + 2 + 4 + 8
+    assert reclaimable.reclaimable_bytes(steps, [KEEP_ONE], {"best": (1, 1)}, now=NOW) == 1 + 4 + 8
+    assert reclaimable.reclaimable_bytes(steps, [every_two], {}, now=NOW) == 2 + 8
     assert (
-        reclaimable_bytes(steps, [every_two, RetentionPolicy(keep_last=2)], {}, now=NOW)
+        reclaimable.reclaimable_bytes(steps, [every_two, RetentionPolicy(keep_last=2)], {}, now=NOW)
         == 1 + 2 + 4 + 8
     )
-    assert reclaimable_bytes([], [KEEP_ONE], {}, now=NOW) == 0
+    assert reclaimable.reclaimable_bytes([], [KEEP_ONE], {}, now=NOW) == 0
 
 
 @pytest.fixture
@@ -90,7 +88,7 @@ def listed(http):
         RetentionPolicy(keep_last=2),
         RetentionPolicy(keep_every=2),
         RetentionPolicy(keep_within_seconds=3600),
-        RetentionPolicy(keep_best=[KeepBest(metric="loss", mode="min", count=1)]),
+        RetentionPolicy(keep_best=[{"metric": "loss", "mode": "min", "count": 1}]),
         RetentionPolicy(keep_labelled=["data=v1"]),
     ],
     ids=str,

@@ -4,9 +4,8 @@ import shutil
 import pytest
 from fastapi.testclient import TestClient
 
-from cairn import Run, Settings, create_app
+from cairn import Run, Settings, create_app, promote_step
 from cairn.service.catalog.refresh import Index
-from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.store.clock import from_rfc3339
 from cairn.storage.store.records import canonical_json, sha256_of
 from tests.service.commands import cairn_here
@@ -141,7 +140,7 @@ def test_record_of_an_impossible_moment_does_not_hide_the_others(http, root, mom
     make_run(root / "good", [1])
     for name, file in (("one", "run.json"), ("two", "aliases/best.json")):
         run = make_run(root / name, [1])
-        AliasWriter(run.objects).move("best", step=1, attempt=1, expect=None)
+        promote_step(run, 1, "best", expect=None)
         record = json.loads((root / name / file).read_text())
         del record["checksum"]
         for field in {"created", "at"} & record.keys():
@@ -162,7 +161,7 @@ def test_damaged_record_does_not_hide_the_others(http, root):
     make_run(root / "good", [1])
     for name, file in (("one", "run.json"), ("two", "aliases/best.json")):
         run = make_run(root / name, [1])
-        AliasWriter(run.objects).move("best", step=1, attempt=1, expect=None)
+        promote_step(run, 1, "best", expect=None)
         stored = (root / name / file).read_bytes()
         (root / name / file).write_bytes(stored.replace(b'"version":1', b'"version": 1'))
     assert ("default", "good") in names(http.get("/v1/runs"))

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select
 
 from cairn import Client, Run, Settings, SettingsError, StoreUnavailableError, create_app, parse_uri
-from cairn.service.actions.schedules import LATE, Scheduler
-from cairn.service.catalog.models import AuditRow
+from cairn.service.actions import schedules
+from cairn.service.actions.schedules import Scheduler
 from cairn.service.jobs.records import operation_key
 from cairn.service.settings import load_settings
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import save_llama, watch
 from tests.service.planes import running_plane
 from tests.service.stores import make_run
+from tests.service.trail import audit_trail
 
 NEVER = "0 0 29 2 *"
 """Whatever the server itself does of it comes years later."""
@@ -83,14 +83,13 @@ def test_a_policy_is_applied_to_every_run_and_garbage_collected(http):
 
 def test_the_audit_trail_names_the_schedule(http):
     scheduler(http, "garbage", at=THREE.replace(year=2036)).look()
-    with http.app.state.plane.catalog.query() as connection:
-        rows = connection.execute(select(AuditRow.actor, AuditRow.action)).all()
-    assert ("schedule:garbage", "run.gc") in {(row.actor, row.action) for row in rows}
+    entries = {(entry.caller, entry.action) for entry in audit_trail(http)}
+    assert ("schedule:garbage", "run.gc") in entries
 
 
 def test_what_was_due_long_ago_waits_until_it_is_due_again(http):
-    assert scheduler(http, "nightly", at=THREE.replace(year=2040) + LATE * 2).look() == 0
-    assert scheduler(http, "nightly", at=THREE.replace(year=2040) + LATE / 2).look() == 1
+    assert scheduler(http, "nightly", at=THREE.replace(year=2040) + schedules.LATE * 2).look() == 0
+    assert scheduler(http, "nightly", at=THREE.replace(year=2040) + schedules.LATE / 2).look() == 1
 
 
 def test_a_run_that_can_not_be_had_keeps_no_other_from_its_turn(http, caplog):
@@ -158,9 +157,8 @@ def test_a_schedule_whose_work_another_operation_stands_for_says_so(http, caplog
     told = [line for line in caplog.messages if "schedule nightly: default/llama: not sta" in line]
     assert len(told) == 1
     assert f"expected the request of operation {started.id} again" in told[0]
-    with plane.catalog.query() as connection:
-        rows = connection.execute(select(AuditRow).where(AuditRow.outcome == "refused")).all()
-    assert [(row.actor, row.action, row.run) for row in rows] == [
+    refused = [entry for entry in audit_trail(http) if entry.outcome == "refused"]
+    assert [(entry.caller, entry.action, entry.run) for entry in refused] == [
         ("schedule:nightly", "run.verify", "llama")
     ]
 

@@ -13,13 +13,12 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn import Settings, create_app, delete_step
+from cairn import Settings, create_app, delete_step, promote_step
 from cairn.service.filters.expressions import quote
 from cairn.service.filters.fields import CHECKPOINT_FIELDS
-from cairn.service.filters.order import parse_order
+from cairn.service.filters.search import Search
 from cairn.service.schemas import Checkpoint
 from cairn.storage.runs.annotate import note_verified
-from cairn.storage.runs.records.aliases import AliasWriter
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.filters.expressions import KEYS, NUMBERS, TEXTS, filters, holds
 from tests.service.stores import add_steps, annotate, begin_saving, make_run, publish, trash
@@ -45,9 +44,8 @@ def served(request, tmp_path_factory):
         annotate(run, step, labels=labels, metrics=metrics)
     for step in (2, 7, 9):
         note_verified(run, run.step(step))
-    AliasWriter(run.objects).move("production", step=7, attempt=1, expect=None)
-    AliasWriter(run.objects).move("best", step=7, attempt=1, expect=None)
-    AliasWriter(run.objects).move("old", step=3, attempt=1, expect=None)
+    for alias, step in (("production", 7), ("best", 7), ("old", 3)):
+        promote_step(run, step, alias, expect=None)
     trash(run, 5)
     add_steps(run, [24], base_step=23)  # the first attempt at it is superseded
     begin_saving(run, 30)
@@ -115,7 +113,7 @@ PATHS += [f"{field}.{quote(name)}" for field in ("labels", "metrics") for name i
 def ordered(entries, order_by):
     """Sorted by Python, one field after the other from the last to the first."""
     found = sorted(entries, key=key, reverse=True)
-    for term in reversed(parse_order(order_by, CHECKPOINT_FIELDS)):
+    for term in reversed(Search.parse("", order_by, CHECKPOINT_FIELDS).order):
 
         def value(entry, path=term.path):
             got = dict(Checkpoint(**entry))[path.field]
@@ -325,7 +323,7 @@ def test_names_and_texts_of_a_filter_are_never_sql(http, root, field):
 def test_text_beyond_what_a_column_holds_equals_nothing(http, root):
     name = "r" * 128
     make_run(root / name)
-    AliasWriter(make_run(root / "run", [1]).objects).move("a" * 64, step=1, attempt=1, expect=None)
+    promote_step(make_run(root / "run", [1]), 1, "a" * 64, expect=None)
     assert len(pages(http, "/v1/runs", filter=f"name = {name}")) == 1
     assert pages(http, "/v1/runs", filter=f"name = {name}x") == []
     assert len(pages(http, "/v1/runs", filter=f"aliases:{'a' * 64}")) == 1

@@ -7,16 +7,13 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
 from cairn import Settings, SettingsError, create_app
-from cairn.service.catalog import engine
 from cairn.service.catalog.engine import Catalog, upgrade_catalog
-from cairn.service.command.backup import back_up
 from cairn.service.errors import BackupError
-from cairn.service.jobs import worker_names
-from cairn.service.jobs.dbos_engine import database
 from cairn.service.jobs.dbos_engine.database import upgrade_jobs
 from cairn.service.jobs.dbos_engine.jobs import open_jobs
 from cairn.service.jobs.worker_names import worker_name
 from cairn.service.settings import is_loopback, load_settings
+from tests.service.seams import backup
 
 
 @pytest.fixture(autouse=True)
@@ -175,8 +172,9 @@ def test_every_setting_is_documented_in_the_readme():
 
 @pytest.mark.parametrize("opening", ["catalog", "upgrade", "jobs", "upgrade of jobs", "name"])
 def test_a_database_that_takes_connections_and_says_nothing_is_away(opening, tmp_path, monkeypatch):
-    for module in (engine, worker_names, database):
-        monkeypatch.setattr(module, "CONNECT_SECONDS", 2)  # the least that is waited
+    for module in ("catalog.engine", "jobs.worker_names", "jobs.dbos_engine.database"):
+        least = 2  # that PostgreSQL's library waits
+        monkeypatch.setattr(f"cairn.service.{module}.CONNECT_SECONDS", least)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"postgresql+psycopg://me@127.0.0.1:{silent.getsockname()[1]}/db"
         settings = Settings(jobs_database_url=url, data_dir=tmp_path)
@@ -205,7 +203,7 @@ def test_a_database_that_cannot_be_opened_is_named_without_its_password(url, tmp
         lambda: upgrade_catalog(url),
         lambda: upgrade_jobs(url),
         lambda: worker_name(settings, "one").acquire(lambda: None),
-        lambda: back_up(settings, tmp_path / "copies"),
+        lambda: backup.back_up(settings, tmp_path / "copies"),
     ]
     for each in opening:
         with pytest.raises((SettingsError, BackupError), match=r"me.*@127\.0\.0\.1:1/db") as raised:

@@ -12,13 +12,13 @@ import sqlalchemy.exc
 from fastapi.testclient import TestClient
 
 from cairn import Settings, create_app
-from cairn.service.catalog.events import retention
 from cairn.service.catalog.events.outbox import NewEvent, publish
 from cairn.service.schemas import EventKind
 from cairn.storage.store.clock import utc_now
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import done, save_llama
+from tests.service.seams import event_retention
 from tests.service.test_openapi import BODIES, INVALID, QUERIES, UNKNOWN, described, operations
 
 RUN = "/v1/roots/default/runs/llama"
@@ -139,7 +139,7 @@ def prune_events(http):
         with catalog.connect(("default", "llama")) as connection:
             event = NewEvent(EventKind.RUN_STALLED, "default", "llama", (number,), {})
             publish(connection, event)
-    retention.prune_events(catalog, utc_now() + timedelta(days=1), ())
+    event_retention.prune_events(catalog, utc_now() + timedelta(days=1), ())
 
 
 def visit(http, known, method, path, status):

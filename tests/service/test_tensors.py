@@ -2,10 +2,8 @@ import io
 import itertools
 import json
 import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from urllib.parse import quote
 
 import httpx
@@ -17,18 +15,15 @@ import orbax.checkpoint as ocp
 import pytest
 
 from cairn import Checkpointer, CheckpointReader, CorruptionError, Run, adopt, parse_uri, roll_back
-from cairn.service.actions.caches import OpenStep, StepCache
-from cairn.service.actions.tensors import list_tensors
+from cairn.service.actions.caches import StepCache
 from cairn.service.http.limiters import StoreLimiter
 from cairn.storage.arrays.digests import box_digest, digest_text
 from cairn.storage.arrays.leaf_paths import keys_of
-from cairn.storage.reading import checked_reads, local_shards
-from cairn.storage.reading.checked_reads import CheckedReads
 from cairn.storage.reading.tensor_parts import TensorPart
 from cairn.storage.runs.records.layout import INDEX_FILE
-from cairn.storage.runs.records.manifest import LeafRecord
 from cairn.storage.safetensors.format import DTYPES
 from tests.service.planes import running_plane
+from tests.service.seams import checked_reads, local_shards
 from tests.storage.indexes import publish_index, shards_of
 from tests.storage.plain_steps import as_plain_step
 
@@ -173,28 +168,6 @@ def test_damaged_index_is_no_tree(http, saved):
     index.write_bytes(content)
     answer = http.get(TENSORS)
     assert (answer.status_code, answer.json()["type"]) == (409, "urn:cairn:problem:corrupt")
-
-
-def many(count):
-    return tuple(
-        LeafRecord(item="model", path=f"layers/{one:06}/kernel", shape=(8, 8), dtype="float32")
-        for one in range(count)
-    )
-
-
-def test_pages_of_a_hundred_thousand_leaves_come_quickly():
-    step = OpenStep(
-        parse_uri("file:///run/1"),
-        SimpleNamespace(items=("model",)),
-        "digest",
-        SimpleNamespace(leaves=many(100_000)),
-    )
-    list_tensors(step, item=None, prefix="", after=0, limit=1)
-    begun = time.process_time()
-    for after in range(0, 100_000, 10_000):
-        page, more = list_tensors(step, item="model", prefix="layers/", after=after, limit=1000)
-        assert (page[0].path, len(page), more) == (f"layers/{after:06}/kernel", 1000, True)
-    assert (time.process_time() - begun) / 10 < 0.5
 
 
 def test_few_steps_are_kept_and_each_is_read_once(saved, root, monkeypatch):
@@ -433,9 +406,9 @@ ROWS_READ = {"3": 8, "9:15": 8, "7:9": 16, "::40": 16, "5:5": 0, "...": 64}
 def test_only_chunks_that_a_part_needs_are_read(http, root, monkeypatch):
     leaf, _ = chunked(root)
     checked = []
-    check, digest = CheckedReads.check, local_shards.box_digest
+    check, digest = checked_reads.CheckedReads.check, local_shards.box_digest
     monkeypatch.setattr(
-        CheckedReads,
+        checked_reads.CheckedReads,
         "check",
         lambda self, found, box: checked.append(found.shape[0]) or check(self, found, box),
     )

@@ -8,8 +8,6 @@ import threading
 import pytest
 
 from cairn import Run, StoreFullError, collect_garbage
-from cairn.service.jobs.kinds import export_job
-from cairn.storage.runs.records import exports
 from tests.service.jobs import (
     Hold,
     artifact_of,
@@ -20,6 +18,7 @@ from tests.service.jobs import (
     tries,
     watch,
 )
+from tests.service.seams import export_job, exports
 from tests.service.test_export_parts import CONVERT, SEVERAL
 
 OTHERS = [SEVERAL, {"max_shard_size": "20KB", "dtype": "bfloat16"}, {"format": "gguf"}]

@@ -3,10 +3,10 @@
 import pytest
 
 from cairn import Client, Settings, create_app
-from cairn.service.jobs.dbos_engine.database import APPLICATION_VERSION, open_database
 from cairn.service.schemas import Operation
 from tests.service.access.conftest import Keys, bearer
 from tests.service.jobs import done, save_llama, serving
+from tests.service.seams import database
 from tests.service.servers import serve
 
 NEWER = "op-" + "f" * 32
@@ -14,12 +14,12 @@ REQUEST = {"root": "default", "run": "llama", "step": 1, "teacher": "other"}
 
 
 def start_newer(url, name="cairn.distil", operation=NEWER, request=REQUEST):
-    client = open_database(url)
+    client = database.open_database(url)
     options = {
         "workflow_name": name,
         "queue_name": "cairn-distil-1",
         "workflow_id": operation,
-        "app_version": APPLICATION_VERSION,
+        "app_version": database.APPLICATION_VERSION,
     }
     client.enqueue(options, request)
     client.destroy()

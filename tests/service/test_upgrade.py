@@ -1,5 +1,6 @@
 """Databases are brought to this version on request, while those of the version before go on."""
 
+import json
 import re
 import sqlite3
 import threading
@@ -16,17 +17,13 @@ from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, inspect, make_url
 
 from cairn import Settings, SettingsError, create_app
-from cairn.service.catalog import migrate
 from cairn.service.catalog.engine import Catalog, upgrade_catalog
-from cairn.service.catalog.migrate import configuration
-from cairn.service.command.doctor.databases import check_catalog
-from cairn.service.command.doctor.findings import Outcome
-from cairn.service.jobs.dbos_engine.database import open_database
 from cairn.service.jobs.dbos_engine.jobs import open_jobs
 from tests.service.commands import cairn_here
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import save_llama, serving, watch
 from tests.service.migrated import made_once, version_to_come
+from tests.service.seams import database, migrate
 from tests.service.stores import make_run
 
 pytestmark = pytest.mark.usefixtures("migrations")
@@ -50,7 +47,7 @@ def take_back(url, revision):
     """The tables as an older version has made them."""
     engine = create_engine(url)
     with engine.begin() as connection:
-        command.downgrade(configuration(connection), revision)
+        command.downgrade(migrate.configuration(connection), revision)
     engine.dispose()
 
 
@@ -62,6 +59,13 @@ def upgrade(url, jobs_url, tmp_path):
         CAIRN_DATABASE_URL=url,
         CAIRN_JOBS_DATABASE_URL=jobs_url,
     )
+
+
+def doctor_says(url):
+    """Outcome and finding of `cairn doctor` about a catalog."""
+    told = json.loads(cairn_here("doctor", "--no-probe", "--json", CAIRN_DATABASE_URL=url).stdout)
+    (found,) = [one for one in told["findings"] if one["check"] == "catalog"]
+    return found["outcome"], found["found"]
 
 
 @pytest.fixture
@@ -134,13 +138,13 @@ def test_migrations_leave_all_that_the_version_before_reads_and_writes(database_
     Catalog.open(database_url).close()
     engine = create_engine(database_url)
     with engine.connect() as connection:
-        scripts = ScriptDirectory.from_config(configuration(connection))
+        scripts = ScriptDirectory.from_config(migrate.configuration(connection))
     revisions = [script.revision for script in scripts.walk_revisions()][::-1]
     take_back(database_url, revisions[0])
     for before, after in pairwise(revisions):
         old = tables(engine)
         with engine.begin() as connection:
-            command.upgrade(configuration(connection), after)
+            command.upgrade(migrate.configuration(connection), after)
         new = tables(engine)
         assert old.keys() <= new.keys(), (before, after)
         for name, columns in old.items():
@@ -222,9 +226,9 @@ def test_a_server_that_is_started_anew_works_with_a_catalog_that_a_newer_version
     said = upgrade(database_url, jobs_url, tmp_path)
     assert said.stdout.splitlines()[0] == "catalog: at revision 9999 already"
     assert revision_of(database_url)[0] == "9999"
-    (found,) = check_catalog(database_url, seconds=5)
-    assert found.outcome is Outcome.OK
-    assert f"tables of version 9999, with which this one, {known}, works" in found.found
+    outcome, found = doctor_says(database_url)
+    assert outcome == "ok"
+    assert f"tables of version 9999, with which this one, {known}, works" in found
 
 
 @pytest.mark.parametrize(
@@ -243,15 +247,14 @@ def test_a_newer_catalog_that_this_version_cannot_work_with_is_refused(
         with pytest.raises(SettingsError, match="made by a newer Cairn"):
             open_it(database_url)
     assert revision_of(database_url)[0] == "9999"
-    (found,) = check_catalog(database_url, seconds=5)
-    assert found.outcome is Outcome.FAIL
+    assert doctor_says(database_url)[0] == "fail"
 
 
 def test_every_migration_says_which_older_version_works_with_what_it_leaves(database_url):
     Catalog.open(database_url).close()
     engine = create_engine(database_url)
     with engine.connect() as connection:
-        scripts = ScriptDirectory.from_config(configuration(connection))
+        scripts = ScriptDirectory.from_config(migrate.configuration(connection))
         noted = migrate.works_with(connection, migrate.revisions(connection)[1])
     engine.dispose()
     known = [script.revision for script in scripts.walk_revisions()][::-1]
@@ -280,7 +283,7 @@ def test_what_tests_make_without_migrations_is_what_migrations_make(tmp_path):
         folder = tmp_path / kind
         folder.mkdir()
         Catalog.open(f"sqlite:///{folder}/catalog.sqlite").close()
-        open_database(f"sqlite:///{folder}/jobs.sqlite").destroy()
+        database.open_database(f"sqlite:///{folder}/jobs.sqlite").destroy()
         for name in ("catalog.sqlite", "jobs.sqlite"):
             with closing(sqlite3.connect(folder / name)) as opened:
                 assert opened.execute("PRAGMA journal_mode").fetchone() == ("wal",)

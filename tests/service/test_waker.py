@@ -8,14 +8,8 @@ import pytest
 from dbos._sys_db import SystemDatabase
 from sqlalchemy.exc import OperationalError
 
-from cairn.service.jobs.context import JobKind
-from cairn.service.jobs.dbos_engine import database
-from cairn.service.jobs.dbos_engine.counts import JobCounts
-from cairn.service.jobs.dbos_engine.database import open_database
 from cairn.service.jobs.dbos_engine.jobs import Jobs
-from cairn.service.jobs.dbos_engine.waker import Waker
-from cairn.service.jobs.dbos_engine.worker import Worker
-from cairn.service.jobs.worker_names import FileName
+from tests.service.seams import context, counts, database, waker, worker, worker_names
 
 PATIENCE = 30
 
@@ -37,21 +31,31 @@ def kinds(ran):
         ran.release()
         return {}
 
-    return {"gather": JobKind("gather", run, lambda *_: None)}
+    return {"gather": context.JobKind("gather", run, lambda *_: None)}
 
 
 @pytest.fixture
-def worker(database_url, tmp_path, kinds):
-    with_tables = open_database(database_url)
-    one = Worker(database_url=database_url, name=FileName(tmp_path, "test"), roots={}, kinds=kinds)
-    one.launch()
-    yield one
-    one.close()
+def launch(database_url, tmp_path, kinds):
+    """Launches a worker, on a database with tables."""
+    with_tables = database.open_database(database_url)
+    launched = []
+
+    def start():
+        name = worker_names.FileName(tmp_path, "test")
+        started = worker.Worker(database_url=database_url, name=name, roots={}, kinds=kinds)
+        launched.append(started)
+        started.launch()
+        return started
+
+    yield start
+    for started in launched:
+        started.close()
     with_tables.destroy()
 
 
-def test_a_job_that_another_process_enqueues_starts(worker, database_url, kinds, ran):
-    jobs = Jobs(open_database(database_url), roots={}, kinds=kinds)
+def test_a_job_that_another_process_enqueues_starts(launch, database_url, kinds, ran):
+    launch()
+    jobs = Jobs(database.open_database(database_url), roots={}, kinds=kinds)
     for number in range(5):  # more than may run at a time
         jobs.start("gather", {"number": number})
     for _ in range(5):
@@ -59,68 +63,66 @@ def test_a_job_that_another_process_enqueues_starts(worker, database_url, kinds,
     jobs.close()
 
 
-def test_a_job_of_this_process_starts_at_once(worker, database_url, kinds, ran, monkeypatch):
-    monkeypatch.setattr(JobCounts, "any_waits", lambda *_: False)  # nobody looks
-    jobs = Jobs(open_database(database_url), roots={}, kinds=kinds)
-    jobs.worker = worker
+def test_a_job_of_this_process_starts_at_once(launch, database_url, kinds, ran, monkeypatch):
+    monkeypatch.setattr(counts.JobCounts, "any_waits", lambda *_: False)  # nobody looks
+    jobs = Jobs(database.open_database(database_url), roots={}, kinds=kinds)
+    jobs.worker = launch()
     jobs.start("gather", {})
     assert ran.acquire(timeout=PATIENCE)
     jobs.close()
 
 
 def test_a_wake_while_a_queue_looks_has_it_look_again():
-    waker, looked, woken = Waker(lambda: False), threading.Event(), threading.Event()
+    looks, looked, woken = waker.Waker(lambda: False), threading.Event(), threading.Event()
 
     def look_and_wait_again():
-        waker.wait(lambda: True, None)
+        looks.wait(lambda: True, None)
         looked.set()  # and found nothing
         woken.wait(PATIENCE)
-        waker.wait(lambda: False, None)
+        looks.wait(lambda: False, None)
 
     queue = threading.Thread(target=look_and_wait_again, daemon=True)
     queue.start()
     assert looked.wait(PATIENCE)
-    waker.wake()
+    looks.wake()
     woken.set()
     queue.join(PATIENCE)
     assert not queue.is_alive()
 
 
-def test_a_worker_ends_without_waiting_for_its_queues(worker, caplog):
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_worker_ends_without_waiting_for_its_queues(launch, caplog):
+    launched = launch()
     caplog.set_level(logging.WARNING)
-    worker.close()
+    launched.close()
     assert [record for record in caplog.records if "did not exit" in record.getMessage()] == []
     assert not [one for one in threading.enumerate() if one.name.startswith("queue-worker")]
 
 
-def test_jobs_with_a_delay_of_which_there_are_none_are_not_looked_for(
-    database_url, tmp_path, kinds, monkeypatch
-):
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_jobs_with_a_delay_of_which_there_are_none_are_not_looked_for(launch, monkeypatch):
     looks, look = [], SystemDatabase.transition_delayed_workflows
     monkeypatch.setattr(
         SystemDatabase,
         "transition_delayed_workflows",
         lambda self, *more: (looks.append(1), look(self, *more))[1],
     )
-    with_tables = open_database(database_url)
-    one = Worker(database_url=database_url, name=FileName(tmp_path, "test"), roots={}, kinds=kinds)
-    one.launch()
+    launched = launch()
     time.sleep(3)  # three looks, as DBOS has it
-    one.close()
-    with_tables.destroy()
+    launched.close()
     assert len(looks) == 1
 
 
 def test_a_database_that_does_not_answer_is_asked_again(monkeypatch):
-    monkeypatch.setattr("cairn.service.jobs.dbos_engine.waker.POLL_SECONDS", 0.01)
+    monkeypatch.setattr(waker, "POLL_SECONDS", 0.01)
     asked = threading.Semaphore(0)
 
     def fail():
         asked.release()
         raise OperationalError("SELECT 1", {}, Exception("gone"))
 
-    waker = Waker(fail)
-    waker.start()
+    asking = waker.Waker(fail)
+    asking.start()
     for _ in range(3):
         assert asked.acquire(timeout=PATIENCE)
-    waker.close()
+    asking.close()

@@ -12,7 +12,6 @@ from sqlalchemy import Engine, event
 from sqlalchemy.exc import OperationalError
 
 from cairn import create_app
-from cairn.service.jobs import watches
 from cairn.service.jobs.dbos_engine.jobs import Jobs, open_jobs
 from cairn.service.jobs.watches import Watches
 from cairn.service.schemas import OperationState, Progress
@@ -28,7 +27,7 @@ SOON = 60
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
-    monkeypatch.setattr(watches, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr("cairn.service.jobs.watches.POLL_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -216,9 +215,9 @@ def test_streams_outlive_a_database_that_does_not_answer_for_a_while(jobs, monke
             assert (await asyncio.wait_for(task, SOON)).state is OperationState.CANCELLED
         await watches.close()
 
-    with caplog.at_level(logging.WARNING, watches.__name__):
+    with caplog.at_level(logging.WARNING, Watches.__module__):
         asyncio.run(main())
-    assert len([one for one in caplog.records if one.name == watches.__name__]) == 1
+    assert len([one for one in caplog.records if one.name == Watches.__module__]) == 1
 
 
 def test_nothing_is_looked_at_once_nobody_watches(jobs):
@@ -243,7 +242,7 @@ def test_nothing_is_looked_at_once_nobody_watches(jobs):
 
 
 def test_quiet_streams_are_pinged_and_end_with_the_server(settings, monkeypatch):
-    monkeypatch.setattr(watches, "QUIET_SECONDS", 0.05)
+    monkeypatch.setattr("cairn.service.jobs.watches.QUIET_SECONDS", 0.05)
     app = create_app(settings.model_copy(update={"worker": False}))
     with serve(app) as url:
         operation = start(app.state.plane.engine)

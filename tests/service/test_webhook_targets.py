@@ -14,10 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from cairn import Settings, SettingsError
 from cairn.service.errors import TargetRefusedError
-from cairn.service.events import http_post, targets
-from cairn.service.events.http_post import PostFailedError, post
-from cairn.service.events.targets import check_addresses, parse_target, resolve
 from tests.service.receivers import receiving
+from tests.service.seams import http_post, targets
 
 LOOPBACK = Settings(webhook_networks="127.0.0.0/8, ::1/128").networks
 REAL = socket.getaddrinfo
@@ -53,7 +51,7 @@ REAL = socket.getaddrinfo
 )
 def test_address_that_leads_where_nothing_may_be_sent_is_refused(url, found):
     with pytest.raises(TargetRefusedError) as refused:
-        parse_target(url, ())
+        targets.parse_target(url, ())
     assert f"found {found}" in str(refused.value)
     assert "hush" not in str(refused.value)
 
@@ -68,13 +66,13 @@ def test_address_that_leads_where_nothing_may_be_sent_is_refused(url, found):
     ],
 )
 def test_public_address_is_taken(url, authority, path):
-    target = parse_target(url, ())
+    target = targets.parse_target(url, ())
     assert (target.authority, target.path) == (authority, path)
 
 
 def is_refused(address):
     try:
-        check_addresses([address], "https", ())
+        targets.check_addresses([address], "https", ())
     except TargetRefusedError:
         return True
     return False
@@ -162,12 +160,12 @@ def test_ipv6_address_leads_to_no_ipv4_address_that_is_refused(form):
 
 def test_networks_that_a_setting_names_may_be_sent_to_without_tls_and_no_others():
     for url in ("http://127.0.0.1:1/", "https://127.0.0.1/", "http://[::1]:1/"):
-        parse_target(url, LOOPBACK)
+        targets.parse_target(url, LOOPBACK)
     for url in ("http://10.0.0.1/", "https://10.0.0.1/", "http://93.184.215.14/"):
         with pytest.raises(TargetRefusedError):
-            parse_target(url, LOOPBACK)
+            targets.parse_target(url, LOOPBACK)
     mapped = ipaddress.ip_address("::ffff:127.0.0.1")
-    check_addresses([mapped], "http", LOOPBACK)
+    targets.check_addresses([mapped], "http", LOOPBACK)
 
 
 def test_setting_that_names_no_network_is_refused():
@@ -194,18 +192,18 @@ def resolving(monkeypatch, *answers):
 def test_name_that_means_a_private_address_among_others_is_refused(monkeypatch, others):
     resolving(monkeypatch, others)
     with pytest.raises(TargetRefusedError, match=r"found 10\.0\.0\.1\. CAIRN_WEBHOOK_NETWORKS"):
-        resolve(parse_target("https://ci.example.com/", ()), ())
+        targets.resolve(targets.parse_target("https://ci.example.com/", ()), ())
 
 
 def test_connection_goes_to_the_address_that_was_looked_at(monkeypatch):
     with receiving() as receiver:
         port = receiver.url.rpartition(":")[2]
         asked = resolving(monkeypatch, ["127.0.0.1"], ["10.0.0.1"])
-        target = parse_target(f"http://ci.example.com:{port}/", LOOPBACK)
-        assert post(target, HEADERS, BODY, LOOPBACK) == 200
+        target = targets.parse_target(f"http://ci.example.com:{port}/", LOOPBACK)
+        assert http_post.post(target, HEADERS, BODY, LOOPBACK) == 200
         assert asked == [["127.0.0.1"]]
         with pytest.raises(TargetRefusedError):
-            post(target, HEADERS, BODY, LOOPBACK)
+            http_post.post(target, HEADERS, BODY, LOOPBACK)
         assert len(receiver.messages) == 1
 
 
@@ -218,8 +216,10 @@ def test_name_that_means_nothing_is_a_failure_that_says_so(monkeypatch):
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(targets.socket, "getaddrinfo", unknown)
-    with pytest.raises(PostFailedError, match=r"from ci\.example\.com, found none: gaierror: "):
-        post(parse_target("https://ci.example.com/", ()), HEADERS, BODY, ())
+    with pytest.raises(
+        http_post.PostFailedError, match=r"from ci\.example\.com, found none: gaierror: "
+    ):
+        http_post.post(targets.parse_target("https://ci.example.com/", ()), HEADERS, BODY, ())
 
 
 @contextmanager
@@ -279,15 +279,15 @@ def tls_receiver(folder):
 def test_receiver_is_who_its_certificate_says_or_nothing_is_sent(tmp_path, monkeypatch):
     loopback = Settings(webhook_networks="127.0.0.0/8, ::1/128").networks
     with tls_receiver(tmp_path) as (port, certificate):
-        named = parse_target(f"https://localhost:{port}/", loopback)
-        numbered = parse_target(f"https://127.0.0.1:{port}/", loopback)
-        with pytest.raises(PostFailedError, match="CERTIFICATE_VERIFY_FAILED"):
-            post(named, HEADERS, BODY, loopback)
+        named = targets.parse_target(f"https://localhost:{port}/", loopback)
+        numbered = targets.parse_target(f"https://127.0.0.1:{port}/", loopback)
+        with pytest.raises(http_post.PostFailedError, match="CERTIFICATE_VERIFY_FAILED"):
+            http_post.post(named, HEADERS, BODY, loopback)
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         http_post._context.cache_clear()
         try:
-            assert post(named, HEADERS, BODY, loopback) == 204
-            with pytest.raises(PostFailedError, match="CERTIFICATE_VERIFY_FAILED"):
-                post(numbered, HEADERS, BODY, loopback)
+            assert http_post.post(named, HEADERS, BODY, loopback) == 204
+            with pytest.raises(http_post.PostFailedError, match="CERTIFICATE_VERIFY_FAILED"):
+                http_post.post(numbered, HEADERS, BODY, loopback)
         finally:
             http_post._context.cache_clear()

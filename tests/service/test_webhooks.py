@@ -9,18 +9,16 @@ from functools import partial
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select
 
 from cairn import Settings, create_app
-from cairn.service.catalog.models import AuditRow
-from cairn.service.events import sender
-from cairn.service.events.detector import EventDetector
 from cairn.service.events.sender import Sender
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.jobs import Hold, save_llama, serving, watch
 from tests.service.receivers import receiving
+from tests.service.seams import sender
 from tests.service.stores import add_steps, make_run
 from tests.service.test_errors import check_problem
+from tests.service.trail import audit_trail
 
 CREATE = {"If-None-Match": "*"}
 LOOPBACK = {"webhook_networks": "127.0.0.0/8"}
@@ -199,8 +197,7 @@ def test_the_secret_is_told_once(served):
     webhook, secret = subscribe(served, "https://ci.example.com/cairn")
     told = served.get("/v1/webhooks").text + served.get(f"/v1/webhooks/{webhook}/deliveries").text
     assert secret not in told
-    with served.app.state.plane.catalog.read() as session:
-        entries = [row.detail for row in session.scalars(select(AuditRow))]
+    entries = [entry.detail for entry in audit_trail(served)]
     assert secret not in repr(entries)
     assert [one["id"] for one in entries if "url" in one] == [webhook]
 
@@ -453,7 +450,7 @@ def test_the_end_of_a_job_that_nobody_noticed_is_told_at_the_next_start_and_once
     options = {"scan_seconds": 0, **LOOPBACK}
     with monkeypatch.context() as patch, serving(root, tmp_path / "data", **options) as http:
         http.get("/v1/runs")
-        patch.setattr(EventDetector, "jobs", lambda *_: None)
+        patch.setattr("cairn.service.events.detector.EventDetector.jobs", lambda *_: None)
         job = http.post("/v1/roots/default/runs/llama/checkpoints/1:verify").json()["id"]
         assert watch(http, job)["state"] == "succeeded"
         assert ends_of_jobs(http) == []

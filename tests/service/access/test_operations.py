@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from cairn import create_app
 from cairn.service.access.callers import Caller, Scope
-from cairn.service.actions.operations import list_operations
+from cairn.service.actions import operations
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.stores import make_run
 
@@ -56,13 +56,16 @@ def test_caller_of_one_root_is_shown_all_of_it_and_asks_the_database_seldom(limi
     nothing = Caller("ci", Scope.READ, frozenset({"nowhere"}))
     engine, found, after, more = Engine(), [], None, True
     while more:
-        page, more = list_operations(engine, ours, after=after, limit=limit, state=None)
+        page, more = operations.list_operations(engine, ours, after=after, limit=limit, state=None)
         assert 0 < len(page) <= limit
         found += page
         after = page[-1].created, page[-1].id
     assert [one.id for one in found] == [f"op-{number}" for number in range(0, 3000, 100)]
     engine = Engine()
-    assert list_operations(engine, nothing, after=None, limit=limit, state=None) == ([], False)
+    assert operations.list_operations(engine, nothing, after=None, limit=limit, state=None) == (
+        [],
+        False,
+    )
     assert engine.asked <= 7
 
 

@@ -6,13 +6,13 @@ from playwright.sync_api import expect, sync_playwright
 
 from tests.service.commands import cairn_here
 from tests.service.planes import running_plane
-from tests.tiny import make_run
+from tests.service.tiny_run import copy_tiny_run
 
 
 def test_browser_signs_in_exports_by_button_and_signs_out(tmp_path):
     root, data = tmp_path / "store", tmp_path / "control-plane"
     root.mkdir()
-    make_run(str(root))
+    copy_tiny_run(root)
     made = cairn_here(
         *("keys", "create", "--name", "ana", "--scope", "operate", "--data-dir", str(data)),
         CAIRN_ROOT=str(root),

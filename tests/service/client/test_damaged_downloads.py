@@ -10,7 +10,6 @@ import pytest
 
 from cairn import AsyncClient, Client
 from cairn.service.errors import DownloadError, ProblemResponseError
-from cairn.service.http.downloads import BLOCK_BYTES
 from cairn.service.jobs.artifacts import ArtifactRef
 from cairn.storage.runs.records.exports import ExportFile, ExportKey, ExportManifest, publish_export
 from cairn.storage.store.clock import rfc3339, utc_now
@@ -19,6 +18,8 @@ from tests.service.servers import reply, scripted
 from tests.service.stores import make_run
 
 NAME = "model.safetensors"
+BLOCK_BYTES = 4 << 20
+"""Of a download; the rest of a file begins after two."""
 SUM = f"{google_crc32c.value(b'abcdef'):08x}"
 TOLD = {
     "ETag": '"v1"',

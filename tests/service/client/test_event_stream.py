@@ -1,6 +1,6 @@
 import pytest
 
-from cairn.service.client.protocol.event_stream import EventStream
+from tests.service.seams import event_stream
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
@@ -12,7 +12,7 @@ def test_events_are_read_whatever_the_chunks_and_line_ends(size, newline):
     )
     body = text.replace("\n", newline).encode()
     chunks = [body[start : start + size] for start in range(0, len(body), size)]
-    stream = EventStream()
+    stream = event_stream.EventStream()
     events = [event for chunk in chunks for event in stream.read(chunk)]
     found = [(event.data, event.id, event.retry_seconds) for event in events]
     assert found == [("one\u2028line\ntwo", "1", 0.25), ("", "", 0.25), ("three", None, 0.25)]

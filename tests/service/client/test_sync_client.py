@@ -11,8 +11,6 @@ import pytest
 
 import cairn
 from cairn import AsyncClient, Client
-from cairn.service.client import lookup
-from cairn.service.client.asynchronous import lookup as awaited_lookup
 from tests.packaging.conftest import ROOT
 
 
@@ -102,8 +100,6 @@ def test_both_have_the_same_methods_with_the_same_signatures():
         assert inspect.iscoroutinefunction(awaited) or "AsyncGenerator" in str(
             inspect.signature(awaited)
         ), name
-    for name in ("find_step", "best_step"):
-        assert signature(getattr(awaited_lookup, name)) == signature(getattr(lookup, name))
     assert (
         inspect.signature(AsyncClient).parameters.keys()
         == inspect.signature(Client).parameters.keys()

@@ -11,13 +11,18 @@ from pathlib import Path
 import pytest
 
 from cairn import Client, Manifest, Run, annotate_step, delete_step
-from cairn.service.command.cli import app
-from cairn.service.command.failures import MEANINGS, ExitStatus
 from cairn.storage.runs.annotate import note_verified
-from tests.service.commands import cairn, cairn_here, cairn_on_a_terminal
+from tests.service.commands import (
+    MEANINGS,
+    ExitStatus,
+    cairn,
+    cairn_here,
+    cairn_on_a_terminal,
+    whole_command,
+)
 from tests.service.planes import running_plane
 from tests.service.stores import begin_saving, make_run, publish
-from tests.tiny import make_run as make_tiny_run
+from tests.service.tiny_run import copy_tiny_run
 
 LONG_NAME = "llama-3.2-1b-instruct-sft-with-a-name-that-is-longer-than-one-line-of-eighty-columns"
 
@@ -26,7 +31,7 @@ LONG_NAME = "llama-3.2-1b-instruct-sft-with-a-name-that-is-longer-than-one-line-
 def root(tmp_path_factory) -> Path:
     """A store with a real run, a damaged copy, one with a long name, and one without steps."""
     root = tmp_path_factory.mktemp("store")
-    make_tiny_run(str(root))
+    copy_tiny_run(root)
     shutil.copytree(root / "tiny", root / "damaged")
     for data in (root / "damaged" / "attempts" / "1" / "2" / "model").glob("**/d/*"):
         data.write_bytes(bytes(data.stat().st_size))
@@ -345,14 +350,12 @@ def test_help_fits_one_line_per_command():
 
 
 def test_every_help_text_fits_eighty_columns_and_ends_with_0():
-    import typer
-
     def walk(group, words):
         yield words
         for name, found in getattr(group, "commands", {}).items():
             yield from walk(found, [*words, name])
 
-    for words in walk(typer.main.get_command(app), []):
+    for words in walk(whole_command(), []):
         done = cairn_here(*words, "-h")
         assert (done.returncode, done.stderr) == (0, "")
         assert max(map(len, done.stdout.splitlines())) <= 80, words

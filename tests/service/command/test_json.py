@@ -6,24 +6,22 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import typer
 
 from cairn import Run, delete_step
-from cairn.service import schemas
-from cairn.service.command.cli import app
 from cairn.storage.runs.records.layout import alias_file
 from tests.plain_orbax import manager
 from tests.programs.program import Program
-from tests.service.commands import CAIRN, cairn_here, environment
+from tests.service.commands import CAIRN, cairn_here, environment, whole_command
 from tests.service.planes import running_plane
+from tests.service.seams import schemas
 from tests.service.stores import make_run, publish
-from tests.tiny import make_run as make_tiny_run
+from tests.service.tiny_run import copy_tiny_run
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("store")
-    make_tiny_run(str(root))
+    copy_tiny_run(root)
     make_run(root / "other", [1, 2, 3])
     return root
 
@@ -58,7 +56,7 @@ def test_every_command_prints_json_if_asked_to():
         for name, found in getattr(group, "commands", {}).items():
             yield from walk(found, [*words, name])
 
-    commands = dict(walk(typer.main.get_command(app), ["cairn"]))
+    commands = dict(walk(whole_command(), ["cairn"]))
     assert len(commands) > 20
     assert [name for name, parameters in commands.items() if "json" not in parameters] == []
 

@@ -7,7 +7,6 @@ import pytest
 
 import cairn
 from cairn import Writer, delete_step
-from cairn.service.command.failures import ExitStatus
 from cairn.service.schemas import (
     AliasHistory,
     AliasList,
@@ -15,7 +14,7 @@ from cairn.service.schemas import (
     CheckpointList,
     RunWriter,
 )
-from tests.service.commands import cairn_here
+from tests.service.commands import ExitStatus, cairn_here
 from tests.service.planes import running_plane
 from tests.service.stores import annotate, make_run
 

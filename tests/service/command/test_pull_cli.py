@@ -17,7 +17,6 @@ from cairn import Client, Damage, Run
 from cairn.service.client.addresses import Address
 from cairn.service.client.lookup import find_checkpoint
 from cairn.service.client.pull import pull
-from cairn.service.command import pull as pull_module
 from cairn.service.errors import PullError
 from cairn.storage.runs.annotate import note_verified
 from tests.bad_input.disks import can_mount, on_small_disk
@@ -132,7 +131,7 @@ def test_a_watch_says_once_that_what_it_serves_was_found_damaged(saved, monkeypa
             raise KeyboardInterrupt
 
     looks = []
-    monkeypatch.setattr(pull_module.time, "sleep", another_look)
+    monkeypatch.setattr("cairn.service.command.pull.time.sleep", another_look)
     done = cairn_here("pull", "llama/steps/3", str(tmp_path / "models"), "--watch", url=saved[0])
     note_verified(run, run.step(3))
     cairn_here("show", "llama/steps/3", url=saved[0])

@@ -4,10 +4,10 @@ import pytest
 import typer
 
 from cairn import Run
-from cairn.service.command.options import parse_duration
 from tests.service.command.test_cli import refused, result, rows
 from tests.service.commands import cairn, cairn_here, cairn_on_a_terminal
 from tests.service.planes import running_plane
+from tests.service.seams import options
 from tests.service.stores import annotate, make_run
 
 
@@ -139,10 +139,10 @@ def test_name_that_no_step_carries_deletes_nothing(url, root, rule, part, apply)
     [("90", 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400), ("7d", 604800), ("2w", 1209600)],
 )
 def test_duration_is_read_as_people_write_it(text, seconds):
-    assert parse_duration(text) == seconds
+    assert options.parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "d", "-1d", "7 d", "7D", "1e3", "inf", "nan", "٣d", "1y"])
 def test_text_that_is_no_duration_is_refused(text):
     with pytest.raises(typer.BadParameter, match="such as 12h or 7d, found"):
-        parse_duration(text)
+        options.parse_duration(text)

@@ -15,7 +15,7 @@ from cairn import Client
 from cairn.service.schemas import OperationState
 from tests.programs.program import Program
 from tests.service.commands import CAIRN, cairn, cairn_here, environment
-from tests.tiny import make_run
+from tests.service.tiny_run import copy_tiny_run
 
 SLOW = ("-m", "tests.service.slow_server", "0.3")
 JOB = ("convert", "tiny", "--watch", "--max-shard-size", "6KB")
@@ -24,7 +24,7 @@ JOB = ("convert", "tiny", "--watch", "--max-shard-size", "6KB")
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("store")
-    make_run(str(root))
+    copy_tiny_run(root)
     return root
 
 

@@ -4,8 +4,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from cairn.service.command.output.tables import print_table
 from cairn.service.sizes import Size
+from tests.service.seams import tables
 
 MOMENT = datetime(2026, 3, 1, 1, 30, tzinfo=timezone(timedelta(hours=2)))
 TITLES = ("run", "step", "size", "created", "alias")
@@ -14,7 +14,7 @@ ROWS = [("a-run", 7, Size(1500), MOMENT, None), ("[bold]\tx", 10, Size(0), MOMEN
 
 def printed(*, terminal: bool, width: int = 20) -> str:
     console = Console(file=StringIO(), force_terminal=terminal, width=width, no_color=True)
-    print_table(console, TITLES, ROWS)
+    tables.print_table(console, TITLES, ROWS)
     return console.file.getvalue()
 
 
@@ -40,17 +40,17 @@ def test_pipe_gets_nothing_if_the_first_row_cannot_be_had():
 
     console = Console(file=StringIO(), force_terminal=False)
     with pytest.raises(LookupError):
-        print_table(console, TITLES, rows())
+        tables.print_table(console, TITLES, rows())
     assert console.file.getvalue() == ""
 
 
 def test_no_rows_leave_the_titles():
     console = Console(file=StringIO(), force_terminal=False)
-    print_table(console, TITLES, [])
+    tables.print_table(console, TITLES, [])
     assert console.file.getvalue() == "\t".join(TITLES) + "\n"
 
 
 def test_moment_of_whole_seconds_is_rfc3339():
     console = Console(file=StringIO(), force_terminal=False)
-    print_table(console, ("at",), [(datetime(2026, 1, 1, tzinfo=UTC),)])
+    tables.print_table(console, ("at",), [(datetime(2026, 1, 1, tzinfo=UTC),)])
     assert console.file.getvalue() == "at\n2026-01-01T00:00:00Z\n"

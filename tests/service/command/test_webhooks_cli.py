@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from cairn.service.command.failures import ExitStatus
-from tests.service.commands import cairn_here
+from tests.service.commands import ExitStatus, cairn_here
 from tests.service.planes import running_plane
 from tests.service.receivers import receiving
 from tests.service.stores import make_run

@@ -12,9 +12,8 @@ from playwright.sync_api import Browser, BrowserContext, CDPSession, Page, expec
 
 from cairn import Run, annotate_run, annotate_step, fork_run, parse_uri, promote_step
 from tests.service.planes import running_plane
-from tests.service.stores import begin_saving
-from tests.service.stores import make_run as make_plain_run
-from tests.tiny import make_run
+from tests.service.stores import begin_saving, make_run
+from tests.service.tiny_run import copy_tiny_run
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 DESKTOP = {"width": 1280, "height": 860}
@@ -27,7 +26,7 @@ expect.set_options(timeout=60_000)  # what is heard of at once takes long beside
 def trained(tmp_path_factory) -> Path:
     """A trained run with metrics, its fork, one that is being written, and an empty one."""
     root = tmp_path_factory.mktemp("store")
-    make_run(str(root))
+    copy_tiny_run(root)
     run = Run.open(f"{root}/tiny")
     for step in (1, 2):
         annotate_step(
@@ -41,8 +40,8 @@ def trained(tmp_path_factory) -> Path:
     annotate_run(run, {"owner": "ana"})
     promote_step(run, 1, "staging", by="ben", reason="first that learns", expect=None)
     fork_run(run, run.step(1), parse_uri(f"{root}/tiny-fork"), by="ana")
-    begin_saving(make_plain_run(root / "writing", [100, 200], labels={"owner": "chen"}), 300)
-    make_plain_run(root / "empty")
+    begin_saving(make_run(root / "writing", [100, 200], labels={"owner": "chen"}), 300)
+    make_run(root / "empty")
     return root
 
 

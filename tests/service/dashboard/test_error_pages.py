@@ -3,7 +3,6 @@
 import pytest
 from fastapi.testclient import TestClient
 
-from cairn.service.dashboard.pages import runs
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import make_run
 
@@ -48,7 +47,7 @@ def test_unexpected_error_is_a_page_that_says_nothing_of_the_inside(app, root, m
     def broken(*_, **__):
         raise ZeroDivisionError("the inside")
 
-    monkeypatch.setattr(runs, "page_of_runs", broken)
+    monkeypatch.setattr("cairn.service.dashboard.pages.runs.page_of_runs", broken)
     with TestClient(app, base_url=BASE_URL, client=PEER) as http:
         answer = http.get("/", headers=HTML)
     assert (answer.status_code, answer.headers["content-type"]) == (500, "text/html; charset=utf-8")

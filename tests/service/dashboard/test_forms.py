@@ -1,9 +1,9 @@
 """What forms do that no journey sends: a run is verified, a delivery is sent again."""
 
-from cairn.service.events import sender
 from tests.service.conftest import BASE_URL
 from tests.service.jobs import save_llama, serving, watch
 from tests.service.receivers import receiving
+from tests.service.seams import sender
 from tests.service.stores import make_run
 
 FORM = {"HX-Request": "true", "Origin": BASE_URL}

@@ -27,7 +27,6 @@ import numpy as np
 from fastapi.routing import APIRoute
 
 from cairn import Client, Run, Settings, adopt, parse_uri, promote_step
-from cairn.service.app import API_PREFIX, ROUTERS
 from cairn.service.dashboard.routers import ROUTERS as PAGES
 from cairn.service.routes import health, metrics
 from cairn.storage.arrays.digests import box_digest
@@ -47,6 +46,7 @@ from tests.service.fuzzing.forging import (
 )
 from tests.service.jobs import CONFIG, save_llama, shapes_of
 from tests.service.planes import running_plane
+from tests.service.seams import API_PREFIX, ROUTERS
 from tests.service.stores import annotate
 from tests.storage.plain_steps import as_plain_step
 

@@ -14,7 +14,6 @@ from backports import zstd
 
 from cairn.storage.arrays.ocdbt import MANIFEST_FILE, ValueRef, leaf_node, manifest
 from cairn.storage.arrays.paged_table import table_location
-from cairn.storage.runs.records.step_index import DIGEST_ROW, FILE_ROW, VALUE_ROW
 from tests.service.fuzzing.forging import (
     ADOPTED,
     COPIED,
@@ -31,8 +30,13 @@ from tests.service.fuzzing.forging import (
     unsealed,
     write_index,
 )
+from tests.service.seams import step_index
 
-_TABLES: Final = {"files": FILE_ROW, "values": VALUE_ROW, "digests": DIGEST_ROW}
+_TABLES: Final = {
+    "files": step_index.FILE_ROW,
+    "values": step_index.VALUE_ROW,
+    "digests": step_index.DIGEST_ROW,
+}
 _NUMBERS: Final = (0, 1, 2**31, 2**32 - 1, 2**53, 2**63, 2**64 - 1)
 _MIB: Final = 1 << 20
 _BOMB_BYTES: Final = 768 * _MIB

@@ -21,8 +21,8 @@ import google_crc32c
 import tensorstore as ts
 
 from cairn.storage.arrays.data_files import stored_file
-from cairn.storage.runs.records.step_index import END, MAGIC
 from cairn.storage.store.records import Record
+from tests.service.seams import step_index
 
 REAL, COPIED, ADOPTED = "real", "copied", "adopted"
 """As saved now, with an index; as version 3 saved it, without; and by plain Orbax, then adopted."""
@@ -222,7 +222,7 @@ def reseal(forged: Forged, *, links: bool = False) -> None:
 def read_index(forged: Forged) -> tuple[bytes, Body]:
     """The tables of the step's index, and its directory."""
     data = (forged.files / "cairn.index").read_bytes()
-    offset, length, _, _ = END.unpack_from(data, len(data) - END.size)
+    offset, length, _, _ = step_index.END.unpack_from(data, len(data) - step_index.END.size)
     return data[:offset], unsealed(zlib.decompress(data[offset : offset + length]))
 
 
@@ -240,7 +240,11 @@ def write_index(
     raw = directory if isinstance(directory, bytes) else dumped(directory)
     packed = packed or zlib.compress(sealed(raw), 1)
     digest = hashlib.sha256(packed)
-    data = tables + packed + END.pack(len(tables), len(packed), digest.digest(), MAGIC)
+    data = (
+        tables
+        + packed
+        + step_index.END.pack(len(tables), len(packed), digest.digest(), step_index.MAGIC)
+    )
     (forged.files / "cairn.index").write_bytes(data)
     known = {
         "size": len(data),

@@ -4,8 +4,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from cairn import Settings
-from cairn.service.jobs.dbos_engine.counts import JobCounts
 from cairn.service.jobs.dbos_engine.jobs import open_jobs
+from tests.service.seams import counts
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def test_jobs_are_counted_by_kind_and_state(jobs):
 
 
 def test_a_database_that_is_down_is_said_at_once():
-    counts = JobCounts("postgresql+psycopg://user:hunter2@127.0.0.1:1/jobs")
+    counted = counts.JobCounts("postgresql+psycopg://user:hunter2@127.0.0.1:1/jobs")
     with pytest.raises(OperationalError) as raised:
-        counts.read(["cairn.gc"])
+        counted.read(["cairn.gc"])
     assert "hunter2" not in str(raised.value)
-    counts.close()
+    counted.close()

@@ -17,11 +17,12 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from cairn.service.catalog.engine import Catalog
-from cairn.service.observability.logs import JsonLines, TextLines, start_logging
+from cairn.service.observability.logs import start_logging
 from cairn.service.observability.redaction import redact
 from tests.service.commands import CAIRN, cairn, environment
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import save_llama, serving, watch
+from tests.service.seams import logs
 from tests.service.stores import make_run
 
 SECRET = "hunter2"
@@ -29,7 +30,7 @@ KEPT = {"timestamp", "level", "logger", "event", "request_id"}
 
 
 @contextmanager
-def written(form=JsonLines):
+def written(form=logs.JsonLines):
     """What is logged meanwhile, in a form."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
@@ -121,7 +122,7 @@ def test_lines_of_a_job_name_it_and_the_request_that_started_it(root, tmp_path):
 
 
 def test_text_lines_are_read_by_people_and_no_value_makes_a_line_of_its_own():
-    with written(TextLines) as log:
+    with written(logs.TextLines) as log:
         logging.getLogger("cairn.test").warning("a thing", extra={"why": 'two\nlines "x"', "n": 3})
     (line,) = log.getvalue().splitlines()
     assert re.fullmatch(
@@ -132,7 +133,7 @@ def test_text_lines_are_read_by_people_and_no_value_makes_a_line_of_its_own():
 
 
 def test_a_message_of_a_client_makes_no_line_of_its_own(http):
-    with written(TextLines) as log:
+    with written(logs.TextLines) as log:
         logging.getLogger("cairn.test").error("asked for %s", "x\n2026-01-01 info forged")
         try:
             raise ValueError("y\r\n2026-01-01 info forged")
@@ -163,7 +164,7 @@ SECRETS = {
 
 
 @pytest.mark.parametrize("name", SECRETS)
-@pytest.mark.parametrize("form", [JsonLines, TextLines])
+@pytest.mark.parametrize("form", [logs.JsonLines, logs.TextLines])
 def test_no_secret_is_written_wherever_it_stands(name, form):
     logger = logging.getLogger("cairn.test")
     with written(form) as log:

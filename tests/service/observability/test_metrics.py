@@ -10,7 +10,6 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from cairn import ObjectStore, Settings, StoreUnavailableError, create_app
-from cairn.service.observability import scraped_metrics
 from cairn.service.observability.metrics import ServerMetrics, WorkerMetrics
 from cairn.service.routes import metrics
 from tests.service.conftest import BASE_URL, PEER
@@ -201,7 +200,7 @@ def test_metrics_answer_while_the_store_is_silent(http, root, monkeypatch):
 def test_a_part_that_fails_or_hangs_is_left_out_and_said(http, root, monkeypatch):
     make_run(root / "run", [1])
     http.get("/v1/runs")
-    monkeypatch.setattr(scraped_metrics, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("cairn.service.observability.scraped_metrics.ANSWER_SECONDS", 0.1)
     over, asked = threading.Event(), []
 
     def hang(*_args):
