@@ -131,6 +131,7 @@ if GONE:
 
 PROOFS = (
     "tests/deploy/test_image.py",
+    "tests/documentation/test_long_pages.py",
     "tests/documentation/test_notebook_cells.py",
     "tests/examples/test_whole_models.py",
     "tests/packaging/test_mypy_types.py",

@@ -14,14 +14,13 @@ import yaml
 
 import cairn
 from cairn import Settings
-from cairn.service.app import ROUTERS
-from cairn.service.command.cli import app as command
-from cairn.service.command.failures import MEANINGS
 from cairn.service.dashboard.routers import ROUTERS as PAGES
 from cairn.service.routes import health, metrics
 from tests.devices import xla_flags
 from tests.programs.commands import commands
 from tests.programs.program import run as run_program
+from tests.service.commands import MEANINGS, whole_command
+from tests.service.seams import ROUTERS
 
 DOCS = Path(__file__).parents[1] / "docs"
 DIRECTIVE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
@@ -36,6 +35,22 @@ RUN = sorted(
     if (name := path.relative_to(DOCS).as_posix()) not in {*OWN_TESTS, *NOTEBOOKS}
     and RUNNABLE.search(path.read_text(encoding="utf-8"))
 )
+LONG = {
+    "howto/lora-and-qlora.md": "tests/examples/test_examples.py",  # lora_finetune
+    "howto/look-inside.md": "tests/service/command/test_tensors_cli.py",
+    "howto/observe.md": "tests/service/observability/test_tracing.py",
+    "howto/plan-a-mesh.md": "tests/service/command/test_plan_cli.py",
+    "howto/promote.md": "tests/service/command/test_cli.py",
+    "howto/quantize.md": "tests/state/adapters/test_quantization.py",
+    "howto/restore-on-other-devices.md": "tests/examples/test_examples.py",  # train_from_scratch
+    "howto/use-linen-or-equinox.md": "tests/examples/test_examples.py",  # linen_train_state
+    "howto/webhooks.md": "tests/service/command/test_webhooks_cli.py",
+    "howto/your-own-loop.md": "tests/examples/test_examples.py",  # own_module
+    "migration/plain-orbax.md": "tests/storage/orbax_import/test_adopt.py",
+}
+"""Pages that take seconds of processor, which `make proofs` runs (`test_long_pages.py`), and what
+calls the same in `make test`, where of each kind of page one is left: with processes, servers,
+commands, files."""
 
 
 def documented():
@@ -87,8 +102,6 @@ def test_every_route_is_in_the_reference(generated):
 
 
 def test_every_command_and_option_is_in_the_reference(generated):
-    import typer
-
     def walk(group, words):
         for name, found in group.commands.items():
             if hasattr(found, "commands"):
@@ -98,10 +111,10 @@ def test_every_command_and_option_is_in_the_reference(generated):
 
     page = generated["reference/service/command.md"]
     sections = {part.split("\n", 1)[0]: part for part in page.split("\n## ")}
-    commands = dict(walk(typer.main.get_command(command), ["cairn"]))
+    commands = dict(walk(whole_command(), ["cairn"]))
     assert {"cairn workers", "cairn workers take-over", "cairn doctor"} <= set(commands)
     sections["cairn"] = page.split("\n## ")[0]
-    commands["cairn"] = typer.main.get_command(command)
+    commands["cairn"] = whole_command()
     missing = []
     for name, found in commands.items():
         for parameter in found.params:
@@ -173,8 +186,17 @@ def run(arguments, folder, variables):
     return result.stdout
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", [name for name in RUN if name not in LONG])
 def test_code_of_a_page_runs(name, tmp_path):
+    run_page(name, tmp_path)
+
+
+def test_pages_that_take_long_have_code_whose_parts_are_tested_elsewhere():
+    assert {*LONG} <= {*RUN}
+    assert [test for test in LONG.values() if not (DOCS.parent / test).is_file()] == []
+
+
+def run_page(name, tmp_path):
     """Named blocks are files; commands use them; the other Python blocks are one program."""
     page = DOCS / name
     files = FILE.findall(page.read_text(encoding="utf-8"))

@@ -1,6 +1,7 @@
 """What no test runs of the documentation is marked so, and is linted."""
 
 import ast
+import importlib
 import json
 import re
 import shlex
@@ -10,8 +11,8 @@ import pytest
 import typer
 import yaml
 
-from cairn.service.command.cli import app
 from tests.documentation.pages import NOT_RUN, ROOT, blocks, pages
+from tests.service.commands import whole_command
 from tests.test_docs import NOTEBOOKS, OWN_TESTS
 from tests.test_docs import RUN as RUN_PAGES
 
@@ -22,14 +23,13 @@ SHOWN = {"text", "json", "yaml", "diff", "http", "toml", "mermaid"}
 RUN_ELSEWHERE = {"README.md"}  # tests/test_readme.py, tests/service/test_readme_tour.py
 MARKED = "Not run by the tests"
 PROGRAM = re.compile(r"^(cairn|curl|docker|gcloud|gsutil|kubectl|make|pip|python) ", re.MULTILINE)
-COMMAND = typer.main.get_command(app)
+COMMAND = whole_command()
 BEGINNINGS = {"!", "--", "do", "if", "then", "until", "while"}
 """Words after which a command stands."""
 
 
 def of(*kinds):
-    found = [block for block in BLOCKS if block.kind in kinds]
-    return pytest.mark.parametrize("block", found, ids=lambda block: block.place)
+    return [block for block in BLOCKS if block.kind in kinds]
 
 
 def test_every_block_says_what_it_is():
@@ -61,22 +61,38 @@ def test_a_title_is_a_file_or_says_that_the_block_is_not_run():
     assert wrong == []
 
 
-@of("sh", NOT_RUN)
-def test_the_shell_understands_it(block):
+def test_the_shell_understands_every_script(tmp_path):
+    for number, block in enumerate(of("sh", NOT_RUN)):
+        (tmp_path / f"{number}-{block.place.replace('/', '-')}").write_text(block.text)
+    every = 'for script in *; do bash -n "$script"; done'
     done = subprocess.run(
-        ["bash", "-n"], input=block.text, capture_output=True, text=True, timeout=60
+        ["bash", "-c", every], cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
 
 
-@of("python")
-def test_python_understands_it(block):
-    ast.parse(block.text)
+def test_python_understands_every_program():
+    for block in of("python"):
+        ast.parse(block.text, block.place)
 
 
-@of("json", "yaml")
-def test_a_file_that_is_shown_can_be_read(block):
-    json.loads(block.text) if block.kind == "json" else list(yaml.safe_load_all(block.text))
+def test_every_name_of_ours_that_a_program_imports_is_there():
+    lost = []
+    for block in of("python"):
+        for node in ast.walk(ast.parse(block.text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "cairn":
+                module = importlib.import_module(node.module)
+                names = [one.name for one in node.names if not hasattr(module, one.name)]
+                lost += [f"{block.place}: {node.module}.{name}" for name in names]
+    assert lost == []
+
+
+def test_a_file_that_is_shown_can_be_read():
+    for block in of("json", "yaml"):
+        try:
+            json.loads(block.text) if block.kind == "json" else list(yaml.safe_load_all(block.text))
+        except (ValueError, yaml.YAMLError) as error:
+            pytest.fail(f"{block.place}: {error}")
 
 
 def test_a_block_with_the_path_of_a_file_is_that_file():
@@ -128,16 +144,18 @@ def parse(words):
     command.make_context(" ".join(names), list(words))
 
 
-@of("sh", NOT_RUN)
-def test_every_call_of_the_command_is_one_that_it_takes(block):
-    for words in calls(block.text):
-        try:
-            parse(words)
-        except typer.Exit:  # it has said what it was asked, such as its version
-            continue
-        except Exception as error:  # of click, or of its copy in typer
-            if "does not exist" not in str(error):  # a file of the reader's
-                pytest.fail(f"{block.place}: cairn {shlex.join(words)}: {error}")
+def test_every_call_of_the_command_is_one_that_it_takes():
+    refused = []
+    for block in of("sh", NOT_RUN):
+        for words in calls(block.text):
+            try:
+                parse(words)
+            except typer.Exit:  # it has said what it was asked, such as its version
+                continue
+            except Exception as error:  # of click, or of its copy in typer
+                if "does not exist" not in str(error):  # a file of the reader's
+                    refused.append(f"{block.place}: cairn {shlex.join(words)}: {error}")
+    assert refused == []
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ EXAMPLES = sorted(
 
 
 OF_A_MODEL = ("lora_finetune",)
-LAYERS = 2
+LAYERS = 1
 
 
 @pytest.fixture(scope="module")

@@ -168,8 +168,9 @@ def test_cancelled_adoption_keeps_whole_steps_and_goes_on_where_it_was(http, sto
     def slow(*args, progress, **options):
         def told(done, total):
             looked.set()
-            opened.wait(PATIENCE)
             progress(done, total)
+            while not opened.wait(0.01):
+                progress(done, total)  # raises once it is cancelled
 
         return real(*args, progress=told, **options)
 

@@ -1,6 +1,7 @@
 """Pages that stay open: what changes is shown without a reload; what somebody fills in stays."""
 
 import re
+import shutil
 
 import httpx
 import pytest
@@ -12,19 +13,43 @@ from tests.service.jobs import PATIENCE, Hold, save_llama
 from tests.service.servers import serve
 from tests.service.stores import begin_saving, make_run, publish
 
-RUN = "/ui/default/llama"
+EVERY = 10_000
+"""Milliseconds after which an open page asks whether something has changed."""
 
 
-@pytest.fixture
-def store(tmp_path):
-    save_llama(tmp_path / "store/llama", (1, 2, 3))
-    return tmp_path / "store"
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return tmp_path_factory.mktemp("live") / "store"
 
 
-@pytest.fixture
-def url(store, tmp_path):
-    with serve(create_app(Settings(root=str(store), data_dir=tmp_path / "data"))) as url:
+@pytest.fixture(scope="module")
+def url(store):
+    store.mkdir()
+    settings = Settings(root=str(store), data_dir=store.parent / "data", scan_seconds=0)
+    with serve(create_app(settings)) as url:
         yield url
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    save_llama(folder / "llama", (1, 2, 3))
+    return folder / "llama"
+
+
+@pytest.fixture
+def name(request, saved, store, url):
+    """The name of a run of steps 1, 2 and 3 that is the test's own."""
+    name = "-".join(request.node.name.split("_")[1:5])
+    shutil.copytree(saved, store / name)
+    look(url, name)
+    return name
+
+
+@pytest.fixture
+def place(name):
+    """Its pages."""
+    return f"/ui/default/{name}"
 
 
 @pytest.fixture
@@ -34,29 +59,36 @@ def page(browser, url):
         yield page
 
 
-def look(url, run):
-    """Have the server look at the store now: on a busy machine its own looks are far apart."""
+def look(url, run, *pages):
+    """Have the server look at the store now, and pages ask for themselves, as they do in time.
+
+    On a busy machine a server's own looks are far apart. The clock of the pages must be ours.
+    """
     answer = httpx.get(f"{url}/v1/roots/default/runs/{run}", params={"refresh": True}, timeout=60)
     assert answer.is_success
+    for page in pages:
+        page.clock.fast_forward(EVERY)
 
 
 def test_run_and_steps_appear_on_pages_that_are_open(browser, url, store):
     with opened(browser, url) as runs, opened(browser, url) as steps:
+        for page in (runs, steps):
+            page.clock.install()
         runs.goto("/")
         run = make_run(store / "later")
-        look(url, "later")
+        look(url, "later", runs)
         row = runs.get_by_role("row").filter(has_text="later")
         expect(row).to_contain_text("none yet")
         steps.goto("/ui/default/later")
         expect(steps.get_by_text("No step yet")).to_be_visible()
         attempt = begin_saving(run, 7)
-        look(url, "later")
+        look(url, "later", runs, steps)
         expect(row).to_contain_text("writing step 7")
         expect(steps.locator("#run-badges")).to_contain_text("writing step 7")
         expect(steps.locator("tr[data-step='7']")).to_contain_text("being written")
         publish(run, attempt.number, 7)
         annotate_step(run, 7, metrics={"loss": 0.5}, by="trainer")
-        look(url, "later")
+        look(url, "later", runs, steps)
         expect(steps.locator("tr[data-step='7'] .state")).to_have_text("listed")
         expect(steps.locator("#figures")).to_contain_text("trainer")
         expect(steps.locator("[data-metric='loss'] canvas")).to_have_count(1)
@@ -64,40 +96,44 @@ def test_run_and_steps_appear_on_pages_that_are_open(browser, url, store):
         expect(row.locator("[data-name='Last step']")).to_contain_text("7")
 
 
-def test_page_of_a_step_that_is_being_written_becomes_that_of_a_saved_one(page, url, store):
-    run = Run.open(store / "llama")
+def test_page_of_a_step_that_is_being_written_becomes_that_of_a_saved_one(
+    page, url, store, name, place
+):
+    run = Run.open(store / name)
     attempt = begin_saving(run, 9)
-    page.goto(f"{RUN}/steps/9")
+    page.clock.install()
+    page.goto(f"{place}/steps/9")
     expect(page.get_by_text("Being written.")).to_be_visible()
     publish(run, attempt.number, 9)
-    look(url, "llama")
+    look(url, name, page)
     expect(page.get_by_role("button", name="Promote")).to_be_visible()
     expect(page.locator("#badges")).to_contain_text("listed")
 
 
-def test_what_is_ticked_or_typed_stays_until_it_is_done_with(page, url):
-    page.goto(RUN)
+def test_what_is_ticked_or_typed_stays_until_it_is_done_with(page, url, name, place):
+    page.goto(place)
     tick = page.get_by_label("Compare step 3")
     tick.check()
     with Client(url) as client:
-        client.annotate("llama", 3, labels={"eval": "passed"})
+        client.annotate(name, 3, labels={"eval": "passed"})
     page.evaluate("renew()")
     expect(tick).to_be_checked()
     tick.uncheck()
+    page.evaluate("renew()")
     expect(page.locator("tr[data-step='3']")).to_contain_text("passed")
     expect(tick).to_be_focused()
 
 
-def test_promotion_is_told_alike_in_all_of_the_page(page):
-    page.goto(f"{RUN}/steps/3")
+def test_promotion_is_told_alike_in_all_of_the_page(page, place):
+    page.goto(f"{place}/steps/3")
     for step in (3, 2):
-        page.goto(f"{RUN}/steps/{step}")
+        page.goto(f"{place}/steps/{step}")
         page.get_by_role("button", name="Promote").click()
         expect(page.get_by_role("alert")).to_contain_text(f"production points at step {step} now")
         expect(page.locator("#pointing")).to_contain_text(f"production is at step {step}")
     page.get_by_text("More to do").click()
     expect(page.locator("#rollback .notice")).to_have_count(0)
-    page.goto(f"{RUN}/aliases")
+    page.goto(f"{place}/aliases")
     section = page.get_by_role("region", name="Alias production")
     section.get_by_text("Back to step 3").click()
     section.get_by_label("Why").fill("better after all")
@@ -107,22 +143,22 @@ def test_promotion_is_told_alike_in_all_of_the_page(page):
     expect(page.get_by_role("alert")).to_contain_text("production points at step 3 now")
 
 
-def test_end_of_a_job_is_told_by_what_it_has_changed(page):
-    page.goto(f"{RUN}/steps/2")
+def test_end_of_a_job_is_told_by_what_it_has_changed(page, place):
+    page.goto(f"{place}/steps/2")
     page.get_by_text("More to do").click()
     page.get_by_role("button", name="Roll back to step 2").click()
     expect(page.locator(".operation[data-name=Rollback]")).to_contain_text("succeeded")
     expect(page.get_by_role("button", name="Roll back to step 2")).to_have_count(0)
-    page.goto(f"{RUN}/storage?keep_last=1")
+    page.goto(f"{place}/storage?keep_last=1")
     page.get_by_role("button", name="Delete 1 steps").click()
     expect(page.locator("#kept")).to_contain_text("It would keep all 1 steps")
     expect(page.locator("#by-step .state")).to_have_text(["superseded", "listed", "in trash"])
 
 
-def test_page_of_a_job_tells_that_it_runs_and_what_came_of_it(page, monkeypatch, url):
+def test_page_of_a_job_tells_that_it_runs_and_what_came_of_it(page, monkeypatch, url, name):
     hold = Hold(monkeypatch)
     with Client(url) as client:
-        operation = client.convert("llama", 1)
+        operation = client.convert(name, 1)
     page.goto(f"/operations/{operation.id}")
     assert hold.reached.wait(PATIENCE)
     expect(page.locator(".operation .state")).to_have_text("running")
@@ -131,19 +167,22 @@ def test_page_of_a_job_tells_that_it_runs_and_what_came_of_it(page, monkeypatch,
     expect(page.get_by_label("Result")).to_contain_text("artifact_id")
 
 
-def test_job_that_was_started_elsewhere_appears_among_the_operations(page, url):
-    page.goto("/operations")
-    expect(page.get_by_text("Nothing was started yet")).to_be_visible()
-    with Client(url) as client:
-        client.wait(client.verify("llama", 2).id)
-    expect(page.locator(".operation[data-name=Verification]")).to_contain_text("succeeded")
-
-
-def test_open_page_goes_on_to_tell_how_long_ago_something_was(page, url):
+def test_job_that_was_started_elsewhere_appears_among_the_operations(page, url, name):
     page.clock.install()
-    page.goto(RUN)
+    page.goto("/operations")
+    verification = page.locator(".operation[data-name=Verification]").filter(has_text=name)
+    expect(verification).to_have_count(0)
+    with Client(url) as client:
+        client.wait(client.verify(name, 2).id)
+    page.clock.fast_forward(EVERY)
+    expect(verification).to_contain_text("succeeded")
+
+
+def test_open_page_goes_on_to_tell_how_long_ago_something_was(page, place):
+    page.clock.install()
+    page.goto(place)
     saved = page.locator("tr[data-step='3'] time")
-    expect(saved).to_have_text(re.compile(r"^(just now|[\d.]+ s ago)$"))
+    expect(saved).to_have_text(re.compile(r"^(just now|[\d.]+ (s|min) ago)$"))
     page.clock.run_for("03:00:00")
     expect(saved).to_have_text(re.compile(r"^3 h ago$"))
 
@@ -170,17 +209,17 @@ def test_browser_asks_whether_it_has_the_scripts_of_this_version(url):
         assert (again.status_code, again.headers["Cache-Control"]) == (304, "no-cache")
 
 
-def test_button_that_is_pressed_is_there_when_it_is_let_go(page, url):
+def test_button_that_is_pressed_is_there_when_it_is_let_go(page, url, name, place):
     with Client(url) as client:
-        client.promote("llama", 1, "staging", expect=None)
-        page.goto(f"{RUN}/aliases")
+        client.promote(name, 1, "staging", expect=None)
+        page.goto(f"{place}/aliases")
         button = page.get_by_role("button", name="Delete")
         button.hover()
         page.mouse.down()
-        client.promote("llama", 2, "production", expect=None)
+        client.promote(name, 2, "production", expect=None)
         page.evaluate("renew()")
         expect(page.get_by_role("region", name="Alias production")).to_have_count(0)
         page.mouse.up()
         expect(page.get_by_role("region", name="Alias staging")).to_have_count(0)
         expect(page.get_by_role("region", name="Alias production")).to_be_visible()
-        assert [one.alias for one in client.aliases("llama")] == ["production"]
+        assert [one.alias for one in client.aliases(name)] == ["production"]
