@@ -50,6 +50,8 @@ def test_each_part_is_needed(parts, left_out):
     with pytest.raises(ValueError, match="all of graphdef, graphstate and graphother") as caught:
         EasyDeLState.create(**given)
     assert all(name in str(caught.value) for name in given)
+    with pytest.raises(ValueError, match="found only none of them"):
+        EasyDeLState.create()
 
 
 @pytest.mark.parametrize("part", ["graphdef", "graphstate", "graphother"])

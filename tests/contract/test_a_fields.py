@@ -9,7 +9,7 @@ import pytest
 from flax import nnx, struct
 
 import cairn as package
-from cairn import EasyDeLState
+from cairn import EasyDeLState, optimizer_from_description
 from tests.contract.subjects import (
     TX,
     TX_INIT,
@@ -197,8 +197,6 @@ def test_module_config_args_build_the_config_again(state):
 
 
 def test_tx_init_rebuilds_the_optimizer(state):
-    from cairn.state.states.optimizers import optimizer_from_description
-
     assert state.tx_init == TX_INIT
     rebuilt = optimizer_from_description(state.tx_init)
     again = state.init_tx(rebuilt)

@@ -28,6 +28,7 @@ from tests.contract.subjects import (
     host,
     make_decoder,
 )
+from tests.state.forward import logits_of
 from tests.state.my_model import MyModel, batch, my_model
 
 
@@ -54,6 +55,8 @@ def test_device_holds_everything_that_is_not_sharded(saved):
     assert {leaf.device for leaf in jax.tree.leaves(load(run, device=device))} == {device}
     first = jax.devices("cpu")[0]
     assert {leaf.device for leaf in jax.tree.leaves(load(run, device="cpu"))} == {first}
+    with pytest.raises(ArgumentError, match=r"device: expected a jax\.Device"):
+        load(run, device="abacus")
 
 
 def test_device_is_by_default_the_one_where_jax_puts_what_it_makes(saved):
@@ -255,5 +258,5 @@ def test_to_pytorch_is_the_transformers_model_and_to_torch_its_dict():
     ids = np.asarray(batch(2, 5))
     with torch.no_grad():
         logits = theirs(torch.tensor(ids).long()).logits.numpy()
-    ours = np.asarray(state.model(ids).logits)
+    ours = logits_of(state.model, ids)
     assert np.abs(logits - ours).max() <= 1e-4 * np.abs(logits).max()

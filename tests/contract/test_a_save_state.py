@@ -10,6 +10,7 @@ import pytest
 
 from cairn import (
     Annotation,
+    ArgumentError,
     Checkpointer,
     EasyDeLState,
     Run,
@@ -57,6 +58,9 @@ def test_float_dtype_casts_what_is_stored_and_not_the_state(state, run):
         np.testing.assert_array_equal(leaf, exact[path].astype(jnp.bfloat16))
         assert leaf.dtype == jnp.bfloat16
     assert {leaf.dtype for leaf in exact.values()} == {np.dtype(np.float32)}
+    assert_same_bits(loaded.graphother, state.graphother)
+    with pytest.raises(ArgumentError, match="float_dtype: expected a floating dtype; found int32"):
+        state.save_state(run, float_dtype=jnp.int32, step=2, verbose=False)
 
 
 @pytest.mark.parametrize("verbose", [True, False])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from cairn import EasyDeLState, ShardingError, make_mesh
+from cairn import EasyDeLState, ShardingError, TreeStructureError, make_mesh
 from cairn.state.sharding.mesh import mesh_of
 from tests.contract.subjects import RULES, TX, TX_INIT, assert_same_bits, make_state, specs
 from tests.state.my_model import batch, my_model
@@ -92,6 +92,7 @@ def test_gather_optimizer_state_brings_it_to_host_memory(state):
 def test_gather_optimizer_state_needs_one(state):
     with pytest.raises(AssertionError, match="gather_optimizer_state"):
         state.free_opt_state().gather_optimizer_state()
+    assert state.free_opt_state().gather_state().opt_state is None
 
 
 def test_shard_state_moves_model_and_optimizer(on_one_device):
@@ -118,6 +119,8 @@ def test_shard_with_shape_puts_a_state_where_the_shape_says(state, on_one_device
     moved = on_one_device.shard_with_shape(shape)
     assert jax.tree.leaves(moved.shardings) == jax.tree.leaves(state.shardings)
     assert_same_bits(moved.opt_state, on_one_device.opt_state)
+    with pytest.raises(TreeStructureError, match="shard_with_shape"):
+        on_one_device.shard_with_shape(shape.free_opt_state())
 
 
 def test_shardings_are_the_state_with_a_sharding_for_each_leaf(state):

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn import EasyDeLState, TreeStructureError
+from cairn import EasyDeLState, NotInitializedError, TreeStructureError
 from tests.contract.subjects import (
     RULES,
     SGD,
@@ -91,7 +91,7 @@ def test_model_is_merged_once_per_state(state):
 
 def test_init_tx_takes_the_tx_and_makes_its_state_where_parameters_are(state):
     after = state.free_opt_state().replace(tx=None).init_tx(TX)
-    assert after.tx is TX
+    assert (after.tx, after.tx_init) == (TX, None)
     assert_same_bits(after.opt_state, state.opt_state)
     assert specs(after.opt_state) == specs(state.opt_state)
 
@@ -110,6 +110,8 @@ def test_init_opt_state_starts_the_optimizer_afresh(state):
     later = state.apply_gradients(grads=ones_like(state.graphstate))
     assert_same_bits(later.init_opt_state().opt_state, state.opt_state)
     assert int(later.init_opt_state().step) == 1
+    with pytest.raises(NotInitializedError):
+        later.replace(tx=None).init_opt_state()
 
 
 def test_free_opt_state_drops_it_and_keeps_the_rest(state):

@@ -7,7 +7,7 @@ import optax
 import pytest
 from flax import linen
 
-from cairn import EasyDeLState, LinenDecoderForCausalLM, TrainState
+from cairn import EasyDeLState, LinenDecoderForCausalLM, TrainState, TreeStructureError
 from tests.contract.subjects import DECODER, SGD, assert_same_bits, host
 from tests.state.forward import outputs_of
 from tests.state.my_model import batch
@@ -83,6 +83,8 @@ def test_get_decoder_and_set_decoder_exchange_all_but_the_head(changed):
     changed.set_decoder(other.get_decoder())
     assert_same_bits(changed.get_decoder(), other.get_decoder())
     assert_same_bits({"head": changed.get_output_embeddings()}, head)
+    with pytest.raises(TreeStructureError, match="model/norm/scale: missing"):
+        changed.set_decoder({name: v for name, v in other.get_decoder().items() if name != "norm"})
 
 
 def test_init_cache_has_room_for_max_length_tokens(model):

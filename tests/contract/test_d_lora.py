@@ -10,6 +10,7 @@ from flax import nnx
 
 from cairn import ArgumentError, EasyDeLState
 from tests.contract.subjects import SGD, assert_same_bits, host, make_decoder
+from tests.state.forward import logits_of
 from tests.state.my_model import batch, my_model
 
 PATTERN = "q_proj|v_proj"
@@ -31,7 +32,7 @@ def filled(model):
 
 
 def logits(model):
-    return np.asarray(model(batch(2, 8)).logits)
+    return logits_of(model, batch(2, 8))
 
 
 def layers(state):

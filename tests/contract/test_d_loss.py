@@ -7,8 +7,8 @@ import pytest
 
 import cairn as package
 from cairn import ArgumentError, LossConfig
-from cairn.state.models.loss import causal_lm_loss
 from tests.contract.subjects import make_decoder
+from tests.state.forward import outputs_of
 from tests.state.my_model import batch, my_model
 
 
@@ -45,7 +45,7 @@ def test_labels_are_shifted_and_minus_100_does_not_count(model, logits):
 
 
 def test_outputs_of_the_decoder_have_no_loss_without_labels():
-    outputs = make_decoder()(batch(2, 4))
+    outputs = outputs_of(make_decoder(), batch(2, 4))
     assert outputs.loss is None
     assert outputs.logits.shape == (2, 4, 256)
 
@@ -69,18 +69,18 @@ def test_loss_type_names_a_known_loss():
         LossConfig(loss_type="hinge")
 
 
-def test_label_smoothing_spreads_the_target_over_the_vocabulary(logits):
+def test_label_smoothing_spreads_the_target_over_the_vocabulary(model, logits):
     labels = batch()
     scores = jax.nn.log_softmax(logits[:, :-1])
     spread = -scores.mean(axis=-1).mean()
-    loss, _ = causal_lm_loss(logits, labels, LossConfig(label_smoothing=0.25))
+    loss, _ = model.compute_loss(labels, logits, LossConfig(label_smoothing=0.25))
     np.testing.assert_allclose(loss, 0.75 * by_hand(logits, labels) + 0.25 * spread, rtol=1e-5)
 
 
-def test_z_loss_coefficient_weighs_the_squared_log_normaliser(logits):
+def test_z_loss_coefficient_weighs_the_squared_log_normaliser(model, logits):
     square = jnp.square(jax.nn.logsumexp(logits[:, :-1], axis=-1)).mean()
-    plain, _ = causal_lm_loss(logits, batch())
-    loss, metrics = causal_lm_loss(logits, batch(), LossConfig(z_loss_coefficient=0.1))
+    plain, _ = model.compute_loss(batch(), logits)
+    loss, metrics = model.compute_loss(batch(), logits, LossConfig(z_loss_coefficient=0.1))
     np.testing.assert_allclose(loss - plain, 0.1 * square, rtol=1e-4)
     np.testing.assert_allclose(metrics["z_loss"], 0.1 * square, rtol=1e-5)
 

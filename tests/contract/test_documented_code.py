@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 
 from cairn import DecoderForCausalLM, EasyDeLBaseModule, EasyDeLState, LossConfig
 from tests.contract.subjects import DECODER, make_decoder
+from tests.state.forward import logits_of
 from tests.state.my_model import MyModel, MyModelConfig, batch
 
 config = MyModelConfig(sharding_axis_dims=(2, 4, 1, 1))
@@ -104,7 +105,7 @@ def test_applying_quantization(model):
 
 def test_applying_lora():
     model = make_decoder()
-    before = np.asarray(model(batch(2, 4)).logits)
+    before = logits_of(model, batch(2, 4))
     model.apply_lora_to_layers(
         lora_rank=8,
         lora_alpha=16,
@@ -118,7 +119,7 @@ def test_applying_lora():
     model.merge_lora_params()
     model.unwrap_lora_to_layers()
     assert model.lora_is_enabled is False
-    np.testing.assert_allclose(model(batch(2, 4)).logits, before, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(logits_of(model, batch(2, 4)), before, rtol=1e-5, atol=1e-6)
 
 
 def test_loss_computation(model):
@@ -173,8 +174,8 @@ def test_generation():
         max_length=32,
         starts=jnp.array([0]),
     )
-    cached = model(input_ids, cache=cache)
-    np.testing.assert_allclose(cached.logits, model(input_ids).logits, rtol=1e-4, atol=1e-5)
+    cached = logits_of(model, input_ids, cache=cache)
+    np.testing.assert_allclose(cached, logits_of(model, input_ids), rtol=1e-4, atol=1e-5)
 
 
 def test_saving_loading_and_the_practices(tmp_path):

@@ -16,10 +16,9 @@ from cairn import (
     make_mesh,
 )
 from cairn.interop.placement.rules import DEFAULT_AXIS_RULES
-from cairn.state.models.decoder import attention
-from cairn.state.models.decoder.attention import grouped_attention
 from cairn.state.sharding.rules import module_plan, plan
 from tests.state.forward import logits_of
+from tests.state.seams import attention, grouped_attention
 from tests.tiny import TINY, batch
 
 

@@ -9,9 +9,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from cairn import Client, Settings, create_app
-from cairn.installation import MODULES
 from tests.packaging.conftest import ROOT
-from tests.packaging.refusing import EVERY_EXTRA, TRAIN, run, variables, without
+from tests.packaging.refusing import EVERY_EXTRA, MODULES, TRAIN, run, variables, without
 from tests.service.servers import serve
 from tests.service.stores import make_run
 

@@ -8,6 +8,7 @@ import sys
 from tests.packaging.conftest import ROOT
 
 JOB = """\
+import subprocess
 import sys
 
 import jax
@@ -17,7 +18,7 @@ from flax import nnx
 
 import service
 import storage
-from cairn import DecoderConfig, DecoderForCausalLM, EasyDeLState
+from cairn import Client, DecoderConfig, DecoderForCausalLM, EasyDeLState
 
 assert storage.OURS and service.OURS
 config = DecoderConfig(
@@ -31,24 +32,32 @@ config = DecoderConfig(
 model = DecoderForCausalLM(config, rngs=nnx.Rngs(0))
 state = EasyDeLState.create(model=model, tx=optax.adamw(1e-3), init_opt_state=True)
 ids = jnp.arange(16).reshape(2, 8)
-grads = jax.grad(lambda weights: state.merge(weights)(input_ids=ids, labels=ids).loss)(
-    state.graphstate
-)
-state = state.apply_gradients(grads=grads)
+
+
+@jax.jit
+def step(state):
+    def loss(weights):
+        return state.merge(weights)(input_ids=ids, labels=ids).loss
+
+    return state.apply_gradients(grads=jax.grad(loss)(state.graphstate))
+
+
+state = step(state)
 state.save_state("runs/job", step=1).wait()
 again = EasyDeLState.load_state("runs/job", tx=optax.adamw(1e-3))
 same = jax.tree.map(lambda ours, theirs: bool((ours == theirs).all()), state.params, again.params)
 assert all(jax.tree.leaves(same)) and int(again.step) == 1
 assert "state" not in sys.modules
-"""
-
-LIST = """\
-import sys
-
-from cairn import Client
-
-with Client(sys.argv[1]) as client:
-    print(*[(run.name, run.latest_step) for run in client.runs()])
+port = sys.argv[1]
+command = [sys.executable, "-m", "cairn", "serve", "--root", "runs", "--port", port]
+with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    try:
+        announced = server.stdout.readline(), server.stdout.readline()
+        assert announced[1].startswith("cairn: http://"), announced
+        with Client(f"http://127.0.0.1:{port}") as client:
+            print(*[(run.name, run.latest_step) for run in client.runs()])
+    finally:
+        server.terminate()
 """
 
 
@@ -60,37 +69,21 @@ def test_a_job_beside_namesakes_trains_saves_loads_and_is_served(tmp_path):
     (tmp_path / "service").mkdir()
     (tmp_path / "service" / "__init__.py").write_text("OURS = True\n")
     (tmp_path / "job.py").write_text(JOB)
-    (tmp_path / "list_runs.py").write_text(LIST)
     variables = {
         **{name: value for name, value in os.environ.items() if not name.startswith("CAIRN_")},
         "PYTHONPATH": str(ROOT),  # after the script's own folder, as an installed package is
         "CAIRN_DATA_DIR": str(tmp_path / "databases"),
     }
 
-    def run(*arguments):
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=tmp_path,
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    run("job.py")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "cairn", "serve", "--root", "runs", "--port", port]
-    server = subprocess.Popen(
-        command, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, text=True
+    done = subprocess.run(
+        [sys.executable, "job.py", port],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
-    try:
-        announced = server.stdout.readline(), server.stdout.readline()
-        assert announced[1].startswith("cairn: http://"), announced
-        assert run("list_runs.py", f"http://127.0.0.1:{port}") == "('job', 1)\n"
-    finally:
-        server.terminate()
-        server.communicate(timeout=60)
+    assert (done.returncode, done.stdout) == (0, "('job', 1)\n"), done.stderr

@@ -8,6 +8,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from cairn.interop.weights.files import open_pretrained
+
 _NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -87,3 +89,8 @@ def _their_name(name: str) -> str:
     _, _, layer, rest = name.split(".", 3)
     stem, _, kind = rest.rpartition(".")
     return f"blk.{layer}.{_NAMES[stem]}.{kind}"
+
+
+def opened(path: Path) -> Any:
+    """Return a file's tensors, metadata and config, opened as `from_pretrained` opens them."""
+    return open_pretrained(path).gguf

@@ -15,8 +15,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import cairn.state.checkpointing.saves.save_job
 from cairn import RunSaver, SavePolicy, TrainState
+from tests.state.seams import save_job
 
 FIRST_STEPS = 10
 
@@ -45,9 +45,7 @@ def main(run: str, how: str, index: str = "", port: str = "") -> None:
             if handle is not None and handle.reason == "at_step":
                 handle.wait()
                 if how == "hangs":
-                    cairn.state.checkpointing.saves.save_job.sync_folder = lambda folder: (
-                        threading.Event().wait()
-                    )
+                    save_job.sync_folder = lambda folder: threading.Event().wait()
             if taken <= FIRST_STEPS:
                 print(taken, flush=True)
         if handle is None or handle.reason != "preemption":  # told after the last step

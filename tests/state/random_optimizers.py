@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from hypothesis import strategies as st
 
-from cairn.state.states.optimizers import optax_numerics
+from tests.state.seams import optax_numerics
 
 DECAY = optax.linear_schedule(1e-2, 1e-3, 10)
 

@@ -12,23 +12,26 @@ from jax.sharding import PartitionSpec
 from cairn import (
     ArgumentError,
     EasyDeLState,
-    InteropError,
-    NotInitializedError,
     ShardingError,
     TreeStructureError,
     make_mesh,
     make_optimizer,
 )
-from cairn.state.paths import named_leaves
 from cairn.state.sharding.mesh import mesh_of
 from tests.state.my_model import MyModel, batch, my_model, train_step
 
 TX, TX_INIT = make_optimizer("adamw", learning_rate=1e-2)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def state():
     return my_model().shard_model().to_state(TX, tx_init=TX_INIT)
+
+
+@pytest.fixture
+def own(state):
+    """A state that a test may donate, or change the model of."""
+    return jax.tree.map(jnp.copy, state)
 
 
 def parts(model=None):
@@ -41,42 +44,6 @@ def equal(one, other):
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         np.testing.assert_array_equal(a, b)
-
-
-def test_create_from_a_model_or_from_its_parts_is_the_same():
-    model = my_model()
-    from_model = EasyDeLState.create(model=model)
-    from_parts = EasyDeLState.create(**parts(model))
-    assert from_model.step == 0
-    assert jax.tree.structure(from_model) == jax.tree.structure(from_parts)
-    equal(from_model, from_parts)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (lambda: {"model": my_model(), **parts()}, "either model or graphdef"),
-        (lambda: {"graphstate": parts()["graphstate"]}, "found only graphstate"),
-        (lambda: {}, "found only none of them"),
-        (
-            lambda: {"model": my_model(), "tx": TX, "opt_state": (), "init_opt_state": True},
-            "opt_state or init_opt_state=True; found both",
-        ),
-        (lambda: {"model": my_model(), "init_opt_state": True}, "expected tx with init_opt_state"),
-    ],
-)
-def test_create_refuses_what_contradicts(arguments, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        EasyDeLState.create(**arguments())
-    assert isinstance(caught.value, InteropError)
-
-
-def test_optimizer_state_is_made_where_the_parameters_are(state):
-    assert mesh_of(state.opt_state) == state.model.mesh
-    moments = {named.path: named.leaf for named in named_leaves(state.opt_state)}
-    assert moments["0/mu/embed_tokens/embedding"].sharding.spec == PartitionSpec("fsdp")
-    assert moments["0/count"].sharding.spec == PartitionSpec()
-    assert state.step.sharding.spec == PartitionSpec()
 
 
 def test_apply_gradients_is_optax_own_step(state):
@@ -92,13 +59,6 @@ def test_apply_gradients_is_optax_own_step(state):
     equal(as_dict, after)
 
 
-def test_apply_gradients_needs_an_optimizer():
-    for state in (my_model().to_state(), EasyDeLState.create(model=my_model(), tx=TX)):
-        with pytest.raises(AssertionError, match="call init_tx") as caught:
-            state.apply_gradients(grads=state.graphstate)
-        assert isinstance(caught.value, NotInitializedError)
-
-
 def test_gradients_that_do_not_fit_are_all_listed(state):
     grads = nnx.to_pure_dict(jax.tree.map(jnp.ones_like, state.graphstate))
     del grads["layers"][0]["bias"]
@@ -111,7 +71,9 @@ def test_gradients_that_do_not_fit_are_all_listed(state):
     )
 
 
-def test_a_donated_step_compiles_once_and_keeps_every_placement(state, caplog):
+def test_a_donated_step_compiles_once_and_keeps_every_placement(own, caplog):
+    state = own
+
     def donated_step(state, ids):
         return train_step(state, ids)
 
@@ -138,60 +100,13 @@ def test_a_state_goes_through_eval_shape_and_grad(state):
     assert jax.tree.structure(grads) == jax.tree.structure(state.graphstate)
 
 
-def test_static_fields_are_hashable_and_json(state):
-    made = EasyDeLState.create(model=my_model(), tx=TX, tx_init=TX_INIT, hyperparameters={"a": [1]})
-    hash(jax.tree.structure(made))
-    assert made.hyperparameters == {"a": [1]}
-    assert made.tx_init == TX_INIT
-    assert made.replace(hyperparameters={"b": 2}).hyperparameters == {"b": 2}
-    with pytest.raises(ArgumentError, match="hyperparameters"):
-        EasyDeLState.create(model=my_model(), hyperparameters={"f": print})
-
-
-def test_the_model_is_merged_once_and_changing_it_changes_no_state(state):
-    before = np.asarray(state.graphstate["layers"][0]["bias"].get_value())
-    assert state.model is state.model is state.module
-    assert isinstance(state.model, MyModel)
-    state.model.layers[0].bias.set_value(jnp.ones((64,)))
-    np.testing.assert_array_equal(state.graphstate["layers"][0]["bias"].get_value(), before)
-    assert state.replace(step=state.step).model is not state.model
-
-
-def test_older_names_show_the_same_things(state):
-    assert state.params["layers"][0]["kernel"].shape == (64, 64)
-    assert state.module_config == state.model.config
-    assert state.module_config_args["vocab_size"] == 256
-    assert state.extras == {}
-
-
-def test_merge_takes_states_and_dicts_and_lists_what_does_not_fit(state):
-    doubled = jax.tree.map(lambda leaf: leaf * 2, state.graphstate)
-    wanted = state.merge(doubled)(batch())
-    np.testing.assert_array_equal(state.merge(nnx.to_pure_dict(doubled))(batch()), wanted)
-    np.testing.assert_array_equal(state.merge_to_state(doubled).model(batch()), wanted)
-    with pytest.raises(TreeStructureError, match="layers/1/kernel: missing"):
-        state.merge_to_state({"layers": {}})
-
-
-def test_init_and_free_optimizer_state(state):
-    freed = state.free_opt_state()
-    assert freed.opt_state is None
-    assert freed.size == state.model.num_parameters * 4
-    equal(freed.init_opt_state().opt_state, state.opt_state)
-    lion, _ = make_optimizer("lion", learning_rate=1e-3)
-    other = freed.init_tx(lion)
-    assert other.tx is lion
-    assert other.tx_init is None
-    rules = ((r"layers/\d/kernel", PartitionSpec("fsdp")), (".*", PartitionSpec()))
-    placed = {n.path: n.leaf for n in named_leaves(freed.init_tx(lion, rules).opt_state)}
-    assert placed["0/mu/layers/0/kernel"].sharding.spec == PartitionSpec("fsdp")
-    assert placed["0/mu/embed_tokens/embedding"].sharding.spec == PartitionSpec()
-    with pytest.raises(NotInitializedError):
-        my_model().to_state().init_opt_state()
-
-
-def test_size_counts_parameters_and_optimizer_once(state):
-    assert state.size == 3 * state.model.num_parameters * 4 + 4
+def test_the_model_is_merged_once_and_changing_it_changes_no_state(own):
+    before = np.asarray(own.graphstate["layers"][0]["bias"].get_value())
+    assert own.model is own.model is own.module
+    assert isinstance(own.model, MyModel)
+    own.model.layers[0].bias.set_value(jnp.ones((64,)))
+    np.testing.assert_array_equal(own.graphstate["layers"][0]["bias"].get_value(), before)
+    assert own.replace(step=own.step).model is not own.model
 
 
 def test_shard_and_gather_keep_every_value(state):
@@ -204,15 +119,6 @@ def test_shard_and_gather_keep_every_value(state):
     equal(again, state)
     assert mesh_of(again.graphstate) == mesh_of(again.opt_state) == mesh_of(again.step) == mesh
     assert mesh_of(state.graphstate) != mesh
-
-
-def test_optimizer_state_must_be_there_to_be_moved():
-    state = my_model().to_state()
-    with pytest.raises(ValueError, match="opt_state=None"):
-        state.shard_optimizer_state()
-    with pytest.raises(AssertionError, match="opt_state=None"):
-        state.gather_optimizer_state()
-    assert state.gather_state().opt_state is None
 
 
 def test_rules_that_do_not_fit_list_the_leaves_and_move_nothing(state):
@@ -234,19 +140,6 @@ def test_explain_sharding_covers_model_and_optimizer(state):
         for leaf in jax.tree.leaves((state.graphstate, state.opt_state))
     )
     assert report.bytes_per_device == held + 12  # and the dropout's key and counter
-
-
-def test_shard_with_shape_takes_shardings_or_abstract_arrays(state):
-    elsewhere = state.shard_state(mesh=make_mesh((1, 2, 1, 1)))
-    for reference in (
-        state.shardings,
-        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state),
-    ):
-        back = elsewhere.shard_with_shape(reference)
-        assert jax.tree.leaves(back.shardings) == jax.tree.leaves(state.shardings)
-        equal(back, state)
-    with pytest.raises(TreeStructureError, match="shard_with_shape"):
-        elsewhere.shard_with_shape(state.free_opt_state().shardings)
 
 
 def counts(state):
@@ -274,12 +167,12 @@ def test_calling_a_module_changes_no_state_that_was_made_of_its_parts(how):
     np.testing.assert_array_equal(state.params["layers"][0]["bias"], before)
 
 
-def test_what_is_done_to_the_merged_model_is_not_saved(state, tmp_path):
-    state.model.quantize("8bit")
-    state.save_state(tmp_path / "run", wait=True, verbose=False)
+def test_what_is_done_to_the_merged_model_is_not_saved(own, tmp_path):
+    own.model.quantize("8bit")
+    own.save_state(tmp_path / "run", wait=True, verbose=False)
     loaded = EasyDeLState.load_state(tmp_path / "run", verbose=False)
     assert not loaded.model.is_quantized
-    equal(loaded.graphstate, state.graphstate)
+    equal(loaded.graphstate, own.graphstate)
 
 
 def test_a_state_is_copied_and_pickled_whole(state):
@@ -329,10 +222,10 @@ def test_another_optimizer_drops_the_description_of_the_old_one(state, tmp_path)
         EasyDeLState.load_state(tmp_path / "run", verbose=False)
 
 
-def test_a_state_that_was_donated_is_not_saved_and_says_why(state, tmp_path):
-    jax.jit(train_step, donate_argnums=0)(state, batch())
+def test_a_state_that_was_donated_is_not_saved_and_says_why(own, tmp_path):
+    jax.jit(train_step, donate_argnums=0)(own, batch())
     with pytest.raises(ArgumentError, match=r"donation.*save the state that the step returned"):
-        state.save_state(tmp_path / "run", verbose=False)
+        own.save_state(tmp_path / "run", verbose=False)
     assert not (tmp_path / "run").exists()
 
 

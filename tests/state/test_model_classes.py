@@ -6,10 +6,15 @@ import sys
 import pytest
 from flax import nnx
 
-from cairn import ConfigError, DecoderForCausalLM, EasyDeLState
+from cairn import (
+    CheckpointReader,
+    ConfigError,
+    DecoderForCausalLM,
+    EasyDeLState,
+    resolve_checkpoint,
+)
 from cairn.interop import registry
 from cairn.state import model_classes
-from cairn.state.states.checkpoint import StoredCheckpoint
 from tests.tiny import TINY
 
 OF_FILE = "cairn.state.models.decoder.decoder"
@@ -73,13 +78,18 @@ def test_a_fresh_process_finds_the_classes_that_ship_with_the_package():
     assert run.stdout.splitlines() == [f"{module} DecoderForCausalLM" for module in modules]
 
 
+def stored_meta(uri):
+    run, info = resolve_checkpoint(str(uri))
+    return CheckpointReader.open(run.step_uri(info), run.manifest(info)).meta()
+
+
 def test_checkpoint_that_names_the_file_of_our_class_loads(tmp_path, monkeypatch, namesake):
     model = DecoderForCausalLM(TINY, rngs=nnx.Rngs(0))
     stored = {"model_class": "DecoderForCausalLM", "model_module": OF_FILE}
     with monkeypatch.context() as earlier:
         earlier.setattr("cairn.state.states.description.class_identity", lambda _: stored)
         model.to_state().save_state(tmp_path / "run", verbose=False, wait=True)
-    assert StoredCheckpoint.open(tmp_path / "run").meta["model_module"] == OF_FILE
+    assert stored_meta(tmp_path / "run")["model_module"] == OF_FILE
     loaded = EasyDeLState.load_state(tmp_path / "run", verbose=False)
     assert type(loaded.model) is DecoderForCausalLM
 
@@ -87,7 +97,7 @@ def test_checkpoint_that_names_the_file_of_our_class_loads(tmp_path, monkeypatch
 def test_a_new_checkpoint_names_the_package(tmp_path):
     model = DecoderForCausalLM(TINY, rngs=nnx.Rngs(0))
     model.to_state().save_state(tmp_path / "run", verbose=False, wait=True)
-    meta = StoredCheckpoint.open(tmp_path / "run").meta
+    meta = stored_meta(tmp_path / "run")
     assert (meta["model_module"], meta["model_class"]) == ("cairn", "DecoderForCausalLM")
 
 

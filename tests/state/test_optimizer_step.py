@@ -73,7 +73,7 @@ def step_by_hand(state, ids):
     return state.apply_gradients(grads=grads, **extra), loss
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind", ["plateau", "lbfgs"])
 def test_a_model_goes_on_after_a_load_as_if_it_had_never_stopped(kind, tmp_path):
     tx = OPTIMIZERS[kind]
     state = EasyDeLState.create(model=my_model().shard_model(), tx=tx, init_opt_state=True)
@@ -132,7 +132,7 @@ def test_a_plateau_lowers_the_steps_and_still_does_after_a_load(tmp_path):
     assert [scale for scale, _ in scales(loaded, [2.0, 2.0])] == [0.25, 0.25]
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind", ["plateau", "lbfgs"])
 def test_a_train_step_gives_the_optimizer_what_it_takes(kind):
     tx = OPTIMIZERS[kind]
     train_step = TrainStep(model_loss, donate=False)

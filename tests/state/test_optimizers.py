@@ -6,7 +6,7 @@ import pytest
 
 from cairn import ArgumentError, OptimizerError, make_optimizer, optimizer_from_description
 from cairn.interop.config.frozen import FrozenJSON
-from cairn.state.states.optimizers import OPTIMIZERS
+from tests.state.seams import OPTIMIZERS
 
 PARAMS = {"w": jnp.ones((4, 4)), "b": jnp.zeros((4,))}
 GRADS = {"w": jnp.full((4, 4), 0.3), "b": jnp.full((4,), -2.0)}

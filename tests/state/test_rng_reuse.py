@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 
 from cairn import EasyDeLState, TrainStep
-from cairn.state.states import rng_reuse
 from tests.state.my_model import batch, my_model
+from tests.state.seams import rng_reuse
 
 TX = optax.sgd(1e-1)
 IDS = batch()

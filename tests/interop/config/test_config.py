@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig
 
-import cairn.interop
 from cairn import (
     AutoEasyDeLConfig,
     ConfigError,
@@ -20,6 +19,7 @@ from cairn import (
     ExpertsConfig,
     RopeConfig,
 )
+from cairn.interop import registry
 
 TINY = {
     "vocab_size": 64,
@@ -248,7 +248,7 @@ def test_mesh_follows_the_dims():
     }
 
 
-INTEROP = Path(cairn.interop.__file__).parent
+INTEROP = Path(registry.__file__).parent
 ROOMS = ("config", "conversion", "families", "placement", "weights")
 MODULES = [
     *("dtypes", "errors", "names", "partition_axis", "registry"),

@@ -7,9 +7,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.interop.conversion import box_reads
 from cairn.interop.conversion.box_reads import covering_box, merge_boxes, read_boxes
-from cairn.interop.conversion.boxes import element_count, intersection, whole_box
+from cairn.interop.conversion.boxes import element_count, whole_box
+from tests.interop.seams import box_reads, intersection
 
 shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 limits = st.integers(0, 60)

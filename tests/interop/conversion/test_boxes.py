@@ -4,72 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.interop.conversion import ops
 from cairn.interop.conversion.boxes import element_count
-from cairn.interop.conversion.ops import (
-    RENAME,
-    TRANSPOSE,
-    Chain,
-    Interleaved,
-    RotaryRows,
-    Split,
-    SplitGroups,
-    Stack,
-)
-from cairn.interop.families import deepseek_gguf, gguf_names
-from cairn.interop.families.deepseek_gguf import KeysAndValues
-from cairn.interop.families.gguf_names import Column, Plus
-
-sizes = st.integers(1, 5)
-
-
-def numbered(*shape, start=0):
-    return start + np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
-
-
-def many(count, *shape):
-    return [numbered(*shape, start=1000 * number) for number in range(count)]
-
-
-CASES = {
-    "rename": lambda a, b, c, lengths: (RENAME, [numbered(a, b), numbered(c)]),
-    "transpose": lambda a, b, c, lengths: (TRANSPOSE, [numbered(a, b, c), numbered(c, a)]),
-    "split": lambda a, b, c, lengths: (Split(lengths), [numbered(sum(lengths), a)]),
-    "split columns": lambda a, b, c, lengths: (Split(lengths, 1), [numbered(a, sum(lengths), b)]),
-    "stack": lambda a, b, c, lengths: (Stack(a), many(a, b, c)),
-    "rotary rows": lambda a, b, c, lengths: (RotaryRows(a), [numbered(2 * a * b, c)]),
-    "rotary bias": lambda a, b, c, lengths: (RotaryRows(a), [numbered(2 * a * b)]),
-    "rotary rows of a part": lambda a, b, c, lengths: (
-        RotaryRows(a, b, 2 * c),
-        [numbered(a * (b + 2 * c + 1), 2)],
-    ),
-    "groups": lambda a, b, c, lengths: (SplitGroups(a, lengths), [numbered(a * sum(lengths), b)]),
-    "interleaved": lambda a, b, c, lengths: (Interleaved(), [numbered(a, b, 2 * c)]),
-    "plus": lambda a, b, c, lengths: (Plus(1.0), [numbered(a, b)]),
-    "column": lambda a, b, c, lengths: (Column(), [numbered(1, a)]),
-    "keys and values": lambda a, b, c, lengths: (
-        KeysAndValues(a, b),
-        [numbered(2, c, a), numbered(2, b, c, start=500)],
-    ),
-    "experts": lambda a, b, c, lengths: (Chain((TRANSPOSE, Stack(a))), many(a, b, c)),
-    "heads": lambda a, b, c, lengths: (Chain((RotaryRows(a), TRANSPOSE)), [numbered(2 * a * b, c)]),
-    "queries, keys, values": lambda a, b, c, lengths: (
-        Chain((SplitGroups(a, lengths), TRANSPOSE)),
-        [numbered(a * sum(lengths), b)],
-    ),
-    "three in a row": lambda a, b, c, lengths: (
-        Chain((TRANSPOSE, Split((a, b), 1), TRANSPOSE)),
-        [numbered(a + b, c)],
-    ),
-}
-EXACT = [
-    *("rename", "transpose", "split", "split columns", "stack"),
-    *("plus", "experts", "three in a row"),
-]
-"""What reads just the numbers that it makes."""
+from cairn.interop.conversion.ops import RotaryRows
+from tests.interop.conversion.operations import CASES, EXACT, case, numbered
+from tests.interop.seams import deepseek_gguf, gguf_names, ops
 
 
 def boxes(shape):
@@ -80,17 +21,13 @@ def boxes(shape):
     return st.tuples(*spans).map(lambda pairs: tuple(slice(low, high) for low, high in pairs))
 
 
-def case(data, name):
-    lengths = tuple(data.draw(st.lists(sizes, min_size=1, max_size=4), "lengths"))
-    return CASES[name](*(data.draw(sizes) for _ in range(3)), lengths)
-
-
 def made(op, theirs, leaf, box):
     part = op.box_reads([array.shape for array in theirs], leaf, box)
     return part, part.make([theirs[number][inner] for number, inner in part.reads])
 
 
 @pytest.mark.parametrize("name", CASES)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_the_boxes_read_make_what_the_whole_tensors_make(name, data):
     op, theirs = case(data, name)

@@ -6,29 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn import ConversionError
-from cairn.interop.conversion.ops import (
-    RENAME,
-    TRANSPOSE,
-    Chain,
-    Interleaved,
-    RotaryRows,
-    Split,
-    SplitGroups,
-    Stack,
-)
-from cairn.interop.conversion.rules import (
-    Rule,
-    RuleTable,
-    expand,
-    match,
-)
+from cairn.interop.conversion.ops import TRANSPOSE, Chain, RotaryRows, Split, Stack
+from cairn.interop.conversion.rules import Rule, RuleTable, match
 from cairn.interop.conversion.tensor_streams import MemoryLeaf, streams, whole
-
-sizes = st.integers(1, 5)
-
-
-def numbered(*shape):
-    return np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape)
+from tests.interop.conversion.operations import CASES, case, numbered
+from tests.interop.seams import deepseek_gguf, gguf_names
 
 
 def fetch_of(array):
@@ -37,30 +19,7 @@ def fetch_of(array):
 
 @st.composite
 def ops_with_theirs(draw):
-    rows, columns, heads, parts = (draw(sizes) for _ in range(4))
-    lengths = tuple(draw(st.lists(sizes, min_size=1, max_size=4)))
-    split = Split(lengths)
-    fused = numbered(sum(lengths), columns)
-    return draw(
-        st.sampled_from(
-            [
-                (RENAME, [numbered(rows)]),
-                (TRANSPOSE, [numbered(rows, columns)]),
-                (TRANSPOSE, [numbered(parts, rows, columns), numbered(columns, rows)]),
-                (split, [fused]),
-                (Split(lengths, axis=1), [fused.T]),
-                (Stack(parts), [numbered(rows, columns) + i for i in range(parts)]),
-                (RotaryRows(heads), [numbered(2 * heads * rows, columns)]),
-                (RotaryRows(heads), [numbered(2 * heads * rows)]),
-                (Chain((RotaryRows(heads), TRANSPOSE)), [numbered(2 * heads * rows, columns)]),
-                (RotaryRows(heads, rows, 2 * parts), [numbered(heads * (rows + 2 * parts + 1))]),
-                (SplitGroups(heads, lengths), [numbered(heads * sum(lengths), columns)]),
-                (Interleaved(), [numbered(parts, rows, 2 * columns)]),
-                (Chain((split, TRANSPOSE)), [fused]),
-                (Chain((Stack(parts), TRANSPOSE)), [numbered(rows, columns)] * parts),
-            ]
-        )
-    )
+    return case(draw(st.data()), draw(st.sampled_from(sorted(CASES))))
 
 
 @given(ops_with_theirs())
@@ -126,22 +85,6 @@ def test_rotary_rows_put_the_halves_of_each_head_together():
     assert halved.tolist() == [0, 1, 10, 11, 2, 3, 12, 13]
 
 
-def test_expand_groups_by_layer_and_keeps_what_has_no_layer_in_its_place():
-    table = [
-        Rule.one("first", "f"),
-        Rule.one("{layer}/a", "a.{layer}"),
-        Rule.one("{layer}/b", "b.{layer}"),
-        Rule.one("last", "l"),
-    ]
-    names = [rule.tensors[0] for rule in expand(table, layer=2)]
-    assert names == ["f", "a.0", "b.0", "a.1", "b.1", "l"]
-
-
-def test_expand_fills_every_expert_of_every_layer():
-    names = [r.tensors[0] for r in expand([Rule.one("{l}/{e}", "x.{l}.{e}")], l=2, e=2)]
-    assert names == ["x.0.0", "x.0.1", "x.1.0", "x.1.1"]
-
-
 TABLE = RuleTable(
     (Rule.one("a/kernel", "a.weight", TRANSPOSE), Rule.one("b", "b")),
     tolerated=(r"old\..*",),
@@ -185,6 +128,8 @@ def test_a_leaf_filled_twice_is_an_error():
         (Split((1, 2)), [(4, 5)]),
         (Stack(3), [(1,), (1,)]),
         (RotaryRows(2), [(6, 1)]),
+        (gguf_names.Column(), [(2, 6)]),
+        (deepseek_gguf.KeysAndValues(3, 2), [(4, 6, 3), (4, 6, 2)]),
     ],
 )
 def test_tensors_that_an_operation_cannot_take_are_named(op, theirs):

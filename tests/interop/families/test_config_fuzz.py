@@ -21,13 +21,12 @@ from transformers.utils import logging
 
 from cairn import ConfigError, DecoderConfig
 from cairn.interop import registry
-from cairn.interop.config.hf_keys import HARMLESS_KEYS
 from cairn.interop.families.family import get_family
-from cairn.interop.families.key_kinds import KINDS
 from tests.interop.families.matrix import LIMIT, SIZES, WHOLE, options_of, padded
+from tests.interop.seams import HARMLESS_KEYS, KINDS
 
 ABSENT = object()
-SAMPLE = 20
+SAMPLE = 10
 ALWAYS = [None, "text", True, False, 0, 1, -1, 2, 0.5, [], {}]
 ROPE_KEYS = (
     *("attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor"),

@@ -15,12 +15,12 @@ from transformers.utils import logging
 
 from cairn import DecoderConfig
 from cairn.interop import registry
-from cairn.interop.config.hf_keys import DROPOUTS, HARMLESS_KEYS, NEUTRAL_VALUES
+from cairn.interop.config.hf_keys import DROPOUTS, NEUTRAL_VALUES
 from cairn.interop.families.family import get_family
-from cairn.interop.families.hf_config import activation_from_hf
-from cairn.state.models.decoder.mlp import ACTIVATION_FUNCTIONS
 from tests.interop.families.matrix import WHOLE
 from tests.interop.families.test_config_fuzz import Theirs, bases, is_same
+from tests.interop.seams import HARMLESS_KEYS, activation_from_hf
+from tests.state.seams import ACTIVATION_FUNCTIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the decoder has none of it")
 

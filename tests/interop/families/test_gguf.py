@@ -12,13 +12,11 @@ from transformers import AutoModelForCausalLM
 from cairn import ConfigError, ConversionError, DecoderForCausalLM
 from cairn.interop import registry
 from cairn.interop.config.decoder import FULL, WINDOW
-from cairn.interop.families.deepseek_gguf import KeysAndValues
 from cairn.interop.families.family import get_family
-from cairn.interop.families.gguf_names import Column, Plus
-from cairn.interop.weights.gguf.reading import GGUFFile
 from tests.interop.families.gguf_conversion import write_gguf
 from tests.interop.families.matrix import SIZES, WHOLE, assert_close, padded, tiny
 from tests.state.forward import logits_of
+from tests.state.gguf_files import opened
 from tests.state.hf_models import torch_logits
 
 ROOT = Path(__file__).parents[3]
@@ -131,6 +129,15 @@ def saved(folder, model_type, **options):
     return theirs, folder
 
 
+def converted(path, folder, theirs):
+    """A file of a model's folder, as the converter makes it."""
+    extra = {}
+    if theirs.config.model_type == "gemma3_text":
+        windowed = [kind == WINDOW for kind in theirs.config.layer_types]
+        extra = {"attention.sliding_window_pattern": windowed}
+    return write_gguf(path, folder, **extra)
+
+
 def read(path):
     """Ours of a folder or a file, on one device: for eight a program takes longer to compile."""
     return DecoderForCausalLM.from_pretrained(path, auto_shard_model=False)
@@ -146,11 +153,7 @@ def test_every_family_but_some_has_a_gguf_form_that_is_tested():
 @pytest.mark.parametrize(("model_type", "name"), SHOWN)
 def test_logits_are_those_of_the_model_that_the_file_was_made_of(model_type, name, tmp_path):
     theirs, folder = saved(tmp_path / "theirs", model_type, **GGUF_CONFIGS[model_type][name])
-    extra = {}
-    if model_type == "gemma3_text":
-        windowed = [kind == WINDOW for kind in theirs.config.layer_types]
-        extra = {"attention.sliding_window_pattern": windowed}
-    ours = read(write_gguf(tmp_path / "x.gguf", folder, **extra))
+    ours = read(converted(tmp_path / "x.gguf", folder, theirs))
     assert ours.config.model_type == model_type
     assert ours.config.hf_extra["eos_token_id"] == 2
     ids, mask = padded()
@@ -264,7 +267,7 @@ def test_metadata_that_would_change_numbers_is_refused_by_its_key(
 ):
     path = write_gguf(tmp_path / "x.gguf", folders(model_type), **metadata)
     with pytest.raises(ConfigError, match=message):
-        GGUFFile(path).config()
+        opened(path).config()
 
 
 @pytest.mark.parametrize(
@@ -284,7 +287,7 @@ def test_metadata_that_would_change_numbers_is_refused_by_its_key(
 def test_a_missing_key_is_named(model_type, key, folders, tmp_path):
     path = write_gguf(tmp_path / "x.gguf", folders(model_type), without=(key,))
     with pytest.raises(ConfigError, match=f"found no {key}"):
-        GGUFFile(path).config()
+        opened(path).config()
 
 
 def test_a_tensor_too_many_and_one_that_is_missing_are_named(folders, tmp_path):
@@ -302,7 +305,7 @@ def test_factors_of_rotary_positions_are_no_tensors_of_a_family_without(folders,
     factors = {"rope_freqs.weight": np.full(6, 2.0, np.float32)}
     path = write_gguf(tmp_path / "x.gguf", folders("gemma"), tensors=factors)
     with pytest.raises(ConfigError, match=r"rope_freqs\.weight \(not Llama 3's\)"):
-        GGUFFile(path).config()
+        opened(path).config()
 
 
 def test_one_part_of_a_split_file_is_refused(folders, tmp_path):
@@ -314,7 +317,7 @@ def test_one_part_of_a_split_file_is_refused(folders, tmp_path):
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(ConfigError, match=r"split\.count=2; merge"):
-        GGUFFile(path).config()
+        opened(path).config()
 
 
 def test_an_unknown_architecture_lists_those_that_are_read(tmp_path):
@@ -325,32 +328,32 @@ def test_an_unknown_architecture_lists_those_that_are_read(tmp_path):
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(ConfigError, match=r"one of .*deepseek2, .*stablelm.*; found 'mamba'"):
-        GGUFFile(path).config()
+        opened(path).config()
 
 
 def test_windows_follow_the_architecture_where_a_file_says_no_pattern(folders, tmp_path):
     path = write_gguf(tmp_path / "x.gguf", folders("gemma3_text"), block_count=7)
-    assert GGUFFile(path).config().layer_types == (WINDOW,) * 5 + (FULL, WINDOW)
+    assert opened(path).config().layer_types == (WINDOW,) * 5 + (FULL, WINDOW)
     fewer = write_gguf(tmp_path / "y.gguf", folders("gpt_oss"), block_count=4)
-    assert GGUFFile(fewer).config().layer_types == (WINDOW, FULL) * 2
+    assert opened(fewer).config().layer_types == (WINDOW, FULL) * 2
     said = write_gguf(
         tmp_path / "z.gguf", folders("gpt_oss"), **{"attention.sliding_window_pattern": 0}
     )
-    assert GGUFFile(said).config().layer_types == (WINDOW,) * 2
+    assert opened(said).config().layer_types == (WINDOW,) * 2
 
 
 def test_queries_of_gemma_27b_are_scaled_as_its_layers_tell(folders, tmp_path):
     for model_type, layers in (("gemma2", 46), ("gemma3_text", 62)):
         path = write_gguf(tmp_path / f"{layers}.gguf", folders(model_type), block_count=layers)
-        assert GGUFFile(path).config().attention_scale == 8**-0.5  # 32 wide, 4 heads
+        assert opened(path).config().attention_scale == 8**-0.5  # 32 wide, 4 heads
         path = write_gguf(tmp_path / f"{layers}-.gguf", folders(model_type), block_count=7)
-        assert GGUFFile(path).config().attention_scale == 12**-0.5  # a head of 12
+        assert opened(path).config().attention_scale == 12**-0.5  # a head of 12
 
 
 def test_a_router_of_one_row_is_read_in_either_shape(folders, tmp_path):
     path = write_gguf(tmp_path / "x.gguf", folders("qwen2_moe"))
     name = "blk.0.ffn_gate_inp_shexp.weight"
-    row = GGUFFile(path).read(name)
+    row = opened(path).read(name)
     assert row.shape == (1, 32)
     flat = write_gguf(tmp_path / "y.gguf", folders("qwen2_moe"), tensors={name: row[0]})
     found = [read(one).to_torch() for one in (path, flat)]
@@ -362,29 +365,3 @@ def test_the_table_says_each_familys_architecture():
     table = (ROOT / "docs/reference/state/families.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \|.*[a-z] \| `([\w-]+)`[^|]*\|$", table, re.MULTILINE))
     assert rows == {name: get_family(name).gguf.architecture for name in GGUF_CONFIGS}
-
-
-@pytest.mark.parametrize(
-    ("op", "shapes"),
-    [
-        (Column(), [(1, 6)]),
-        (KeysAndValues(3, 2), [(4, 6, 3), (4, 2, 6)]),
-        (Plus(1.0), [(6,)]),
-    ],
-)
-def test_what_the_converter_changed_is_undone_and_done_again(op, shapes):
-    random = np.random.default_rng(0)
-    theirs = [random.standard_normal(shape).astype(np.float32) for shape in shapes]
-    ours = op.from_hf(theirs)
-    assert op.leaf_shapes(shapes) == [array.shape for array in ours]
-    assert op.tensor_shapes([array.shape for array in ours]) == shapes
-    for one, two in zip(op.to_hf(ours), theirs, strict=True):
-        np.testing.assert_allclose(one, two, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("op", "shapes"), [(Column(), [(2, 6)]), (KeysAndValues(3, 2), [(4, 6, 3), (4, 6, 2)])]
-)
-def test_other_shapes_are_refused(op, shapes):
-    with pytest.raises(ValueError, match=r"found (shape|\[)"):
-        op.leaf_shapes(shapes)

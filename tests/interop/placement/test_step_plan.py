@@ -23,17 +23,15 @@ from cairn import (
     make_mesh,
     resolve_checkpoint,
 )
-from cairn.interop.placement import load_cost
-from cairn.interop.placement.decoder_axes import decoder_axes
 from cairn.interop.placement.process_grid import ProcessGrid
 from cairn.interop.placement.rules import RuleMatch, axis_units, resolve_spec
-from cairn.interop.placement.specs import entry_axes, shard_shape
-from cairn.interop.placement.step_plan import Layout, plan_step
+from cairn.interop.placement.specs import entry_axes
+from cairn.interop.placement.step_plan import Layout
 from cairn.state.paths import named_leaves
-from cairn.state.states.optimizers import init_optimizer
-from cairn.storage.reading import local_shards
 from cairn.storage.runs.records.manifest import LeafRecord
+from tests.interop.seams import decoder_axes, load_cost, plan_step, shard_shape
 from tests.state.checkpointing.restores.elsewhere import devices_elsewhere
+from tests.state.seams import local_shards
 
 P = PartitionSpec
 CONFIG = DecoderConfig(
@@ -165,7 +163,6 @@ FACTORED = optax.adafactor(1e-3, min_dim_size_to_factor=16)
         ((2, 2, 2, 1), CONFIG, TX, "bfloat16"),
         ((1, 8, 1, 1), CONFIG.replace(tie_word_embeddings=True), FACTORED, None),
         ((2, 2, 1, 2), CONFIG.replace(mlp_bias=True), FACTORED, "float16"),
-        ((1, 1, 1, 1), CONFIG, TX, None),
         (
             (2, 4, 1, 1),
             CONFIG.replace(partition_axis=PartitionAxis(hidden_state_axis=("dp", "fsdp"))),
@@ -200,8 +197,7 @@ def adapted(method):
     return model.apply_lora_to_layers(4)
 
 
-@pytest.mark.parametrize("method", ["nf4", "8bit"])
-@pytest.mark.parametrize("param_dtype", [None, "bfloat16"])
+@pytest.mark.parametrize(("method", "param_dtype"), [("nf4", None), ("8bit", "bfloat16")])
 def test_quantized_weights_and_adapters_are_planned_as_they_are_loaded(
     tmp_path, method, param_dtype
 ):
@@ -373,10 +369,9 @@ def test_moments_with_a_dtype_of_their_own_are_not_cast(tmp_path):
         items={"optimizer"},
         param_dtype="float16",
     )
-    halves = nnx.state(DecoderForCausalLM(CONFIG, param_dtype=jnp.float16, rngs=nnx.Rngs(0)))
-    expected = {
-        named.path: str(named.leaf.dtype) for named in named_leaves(init_optimizer(tx, halves))
-    }
+    halves = DecoderForCausalLM(CONFIG, param_dtype=jnp.float16, rngs=nnx.Rngs(0))
+    created = EasyDeLState.create(model=halves, tx=tx, init_opt_state=True)
+    expected = {named.path: str(named.leaf.dtype) for named in named_leaves(created.opt_state)}
     assert {one.record.path: one.dtype for one in plan.leaves} == expected
 
 

@@ -16,9 +16,8 @@ from tokenizers import (
     trainers,
 )
 
-from cairn.interop.weights.gguf.reading import GGUFFile
-from cairn.interop.weights.gguf.tokenizer import _SPLITS, _templates, tokenizer_metadata
 from examples.demo.weights import carried_tokenizer
+from tests.interop.seams import PRE_TOKENIZERS, GGUFFile, chat_templates, tokenizer_metadata
 
 TEXTS = (
     "hello world 1234567 it's 12 a1b22",
@@ -36,7 +35,7 @@ CUTS = {
         name: pre_tokenizers.Sequence(
             [pre_tokenizers.Split(Regex(rule), "isolated"), pre_tokenizers.ByteLevel(**BYTES)]
         )
-        for rule, name in _SPLITS.items()
+        for rule, name in PRE_TOKENIZERS.items()
     },
 }
 CONFIG = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -228,6 +227,6 @@ def test_chat_templates_of_every_name_come_back_out_of_a_file(usual, tmp_path):
     assert not any("/" in name for name in again)
     expected = {one["name"]: one["template"] for one in templates}
     assert carried_tokenizer(again).chat_template == expected
-    assert _templates(again) == {
+    assert chat_templates(again) == {
         key: one for key, one in metadata.items() if "chat_template" in key
     }

@@ -1,6 +1,7 @@
 """Quantized models: what each method does to weights and logits, and that they still work."""
 
 import dataclasses
+import itertools
 import json
 
 import jax
@@ -21,14 +22,22 @@ from cairn import (
     QuantizationSettings,
     make_mesh,
 )
-from cairn.state.adapters.adapted_layers import adapted, pack_kernel, rounded_activations
 from cairn.state.adapters.layers import adaptable_layers, dequantize_layers, quantize_layers
-from cairn.state.adapters.products import product_of
-from cairn.state.adapters.quantization import METHODS
-from cairn.state.adapters.quantized_weight import PackedParam, QuantizedWeight, dequantize
+from cairn.state.adapters.quantized_weight import PackedParam, QuantizedWeight
 from cairn.state.paths import named_leaves
+from tests.faults.report import is_long
 from tests.state.forward import logits_of
 from tests.state.my_model import MyModel, batch, my_model
+from tests.state.seams import (
+    METHODS,
+    adapted,
+    dequantize,
+    pack_kernel,
+    product_of,
+    quantizer,
+    rounded_activations,
+    sharded_weight,
+)
 from tests.tiny import TINY
 
 METHOD_NAMES = [str(method) for method in EasyDeLQuantizationMethods]
@@ -101,13 +110,13 @@ def test_a_weight_is_off_by_at_most_half_a_step(method):
 
 @pytest.mark.parametrize("method", METHOD_NAMES)
 def test_logits_stay_near_those_of_the_float_model(method):
-    for model in (my_model(), decoder()):
-        exact = logits(model)
-        assert model.quantize(method, 16) is model
-        assert model.is_quantized
-        assert model.quantization == QuantizationSettings(method, 16, ".*")
-        error = np.linalg.norm(logits(model) - exact) / np.linalg.norm(exact)
-        assert 0 < error < LOGITS_BOUND[method], error
+    model = my_model()
+    exact = logits(model)
+    assert model.quantize(method, 16) is model
+    assert model.is_quantized
+    assert model.quantization == QuantizationSettings(method, 16, ".*")
+    error = np.linalg.norm(logits(model) - exact) / np.linalg.norm(exact)
+    assert 0 < error < LOGITS_BOUND[method], error
 
 
 @pytest.mark.parametrize("method", METHOD_NAMES)
@@ -132,8 +141,7 @@ def activations(method):
     return inputs, rounded
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("method", ["a8bit", "a8q", "a4q", "aqt"])
+@pytest.mark.parametrize(("method", "sign"), [("a8bit", 1), ("a8q", -1), ("a4q", 1), ("aqt", -1)])
 def test_noise_of_a_sum_changes_next_to_no_code(method, sign):
     inputs, rounded = activations(method)
     inputs = inputs * np.float32(sign)
@@ -156,8 +164,12 @@ def test_activations_are_off_by_at_most_half_a_step_on_both_sides(method):
     np.testing.assert_array_equal(np.asarray(mirrored.qvalue).astype(np.int32), -codes)
 
 
-@pytest.mark.parametrize("group_size", [-1, 16])
-@pytest.mark.parametrize("method", ["a8bit", "a8q", "a4q", "aqt"])
+@pytest.mark.parametrize(
+    ("method", "group_size"),
+    itertools.product(("a8bit", "a8q", "a4q", "aqt"), (-1, 16))
+    if is_long()
+    else [("a8bit", 16), ("a8q", -1), ("a4q", 16)],
+)
 def test_a_mesh_computes_what_one_device_does(method, group_size):
     rows = jnp.asarray(np.random.default_rng(0).integers(0, TINY.vocab_size, (8, 32)), jnp.int32)
     found = []
@@ -323,22 +335,12 @@ def test_a_scan_takes_layers_that_are_quantized_differently():
     np.testing.assert_allclose(scanned, unrolled, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("scan", [False, True])
-def test_generation_with_a_cache_goes_on_as_the_dequantized_model_would(scan):
-    model = decoder(num_hidden_layers=2, scan_layers=scan).quantize("nf4", 16)
-    tokens = model.generate(ids(), max_new_tokens=6).sequences
-    np.testing.assert_array_equal(
-        tokens, model.dequantize().generate(ids(), max_new_tokens=6).sequences
-    )
-
-
-@pytest.mark.parametrize("method", ["nf4", "8bit"])
 @pytest.mark.parametrize(
-    ("spec", "inputs"),
+    ("method", "spec", "inputs"),
     [
-        (PartitionSpec("fsdp"), 512),
-        (PartitionSpec("fsdp", "tp"), 512),
-        (PartitionSpec("fsdp"), 576),  # 9 groups of 64 over 4 devices
+        ("nf4", PartitionSpec("fsdp"), 512),
+        ("8bit", PartitionSpec("fsdp", "tp"), 512),
+        ("nf4", PartitionSpec("fsdp"), 576),  # 9 groups of 64 over 4 devices
     ],
 )
 def test_a_sharded_weight_is_packed_where_it_is_and_never_whole_on_a_device(method, spec, inputs):
@@ -355,10 +357,8 @@ def test_a_sharded_weight_is_packed_where_it_is_and_never_whole_on_a_device(meth
 
 
 def packing_program(place, weight, settings):
-    from cairn.state.adapters.quantized_weight import _quantizer, _sharded
-
-    run = _quantizer((0,), weight.shape, settings.method, settings.group_size)
-    packed = _sharded(run, place, weight.shape, weight.dtype, (0,))
+    run = quantizer((0,), weight.shape, settings.method, settings.group_size)
+    packed = sharded_weight(run, place, weight.shape, weight.dtype, (0,))
     given = jax.ShapeDtypeStruct(weight.shape, weight.dtype, sharding=place)
     return packed.lower(given).compile().as_text()
 
@@ -386,9 +386,9 @@ def test_sharding_before_and_after_quantizing_place_every_leaf_alike(dims):
     tp = "tp" if dims[2] > 1 else None
     expected = PartitionSpec("fsdp", tp) if tp else PartitionSpec("fsdp")
     assert places[f"{query}/qvalue"].spec == places[f"{query}/scale"].spec == expected
-    np.testing.assert_allclose(
-        logits(before), logits(decoder(**options).quantize("nf4", 8)), rtol=1e-4, atol=1e-5
-    )
+    if tp:
+        exact = logits(decoder(**options).quantize("nf4", 8))
+        np.testing.assert_allclose(logits(before), exact, rtol=1e-4, atol=1e-5)
 
 
 def test_groups_that_a_mesh_does_not_divide_stay_whole_while_the_weight_is_split():
@@ -401,7 +401,7 @@ def test_groups_that_a_mesh_does_not_divide_stay_whole_while_the_weight_is_split
     assert rules["model/layers/0/self_attn/q_proj/kernel/array/scale"] == "axes (embed?, heads)"
 
 
-@pytest.mark.parametrize("method", ["nf4", "8bit", "a8q"])  # by a table, by a scale, and inputs too
+@pytest.mark.parametrize("method", ["nf4", "a8q"])  # by a table, and by a scale, inputs too
 def test_layers_with_several_axes_are_quantized_too(method):
     rngs = nnx.Rngs(0)
     inputs = jax.random.normal(jax.random.key(3), (2, 3, 4, 16))

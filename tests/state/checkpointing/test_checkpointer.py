@@ -31,6 +31,7 @@ from cairn import (
     delete_step,
     find_deletable_step,
     open_files,
+    parse_uri,
     promote_step,
     roll_back,
     undelete_step,
@@ -38,14 +39,20 @@ from cairn import (
 )
 from cairn.state.checkpointing.checkpointer import default_writer_id
 from cairn.state.checkpointing.restore import read_meta, restore_item
-from cairn.state.checkpointing.saves.engine import StepWrite, begin_step
-from cairn.storage.runs.lease import begin_attempt, read_lease
-from cairn.storage.runs.records.layout import attempt_file
+from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.resolution import resolve_step
 from cairn.storage.runs.retention import step_facts
-from cairn.storage.runs.writer import publish_manifest
-from cairn.storage.store import deadlines
+from tests.faults.report import is_long
 from tests.programs.program import run as run_program
+from tests.state.seams import (
+    StepWrite,
+    attempt_file,
+    begin_attempt,
+    begin_step,
+    deadlines,
+    publish_manifest,
+    writer,
+)
 from tests.storage.held_names import HeldNames
 from tests.storage.states import abstract, assert_same, floats, put, raws, state
 
@@ -72,7 +79,7 @@ def test_a_saved_step_is_listed_once_the_handle_says_durable(checkpointer, run_u
     assert handle.error is None
     assert (handle.step, handle.attempt) == (3, 1)
     assert handle.uri == run_uri / "attempts/1/3"
-    assert 0 < handle.blocked_seconds < 60
+    assert handle.blocked_seconds > 0
     run = Run.open(run_uri)
     assert [(info.step, info.state) for info in run.steps()] == [(3, StepState.LISTED)]
 
@@ -497,8 +504,6 @@ def test_an_interrupt_in_the_middle_of_a_save_leaves_the_step_free_to_be_saved(
 
 def test_the_lease_is_renewed_while_the_checkpointer_is_open(tmp_path):
     renewed = threading.Event()
-    from cairn.storage.runs import writer
-
     with pytest.MonkeyPatch.context() as patch:
 
         def renew(*args, **kwargs):
@@ -532,7 +537,11 @@ def test_a_background_failure_is_raised_by_wait_and_the_next_save_works(
     assert [info.step for info in Run.open(run_uri).steps()] == [1, 2]
 
 
-@pytest.mark.parametrize("there", ["before", "while it is written"])
+@pytest.mark.parametrize(
+    ("root_uri", "there"),
+    [("file", "before"), ("file", "while it is written"), ("gcs", "before")],
+    indirect=["root_uri"],
+)
 def test_a_step_that_orbax_saved_into_the_attempt_survives_a_save_of_the_same_step(
     checkpointer, run_uri, monkeypatch, there
 ):
@@ -546,7 +555,7 @@ def test_a_step_that_orbax_saved_into_the_attempt_survives_a_save_of_the_same_st
 
     if there == "before":
         orbax_saves()
-    elif run_uri.scheme == "file":  # in a bucket Orbax writes to the very names that we do
+    else:  # in a bucket Orbax writes to the very names that we do
         write = StepWrite._write
 
         def late(self, made):
@@ -554,8 +563,6 @@ def test_a_step_that_orbax_saved_into_the_attempt_survives_a_save_of_the_same_st
             orbax_saves()
 
         monkeypatch.setattr(StepWrite, "_write", late)
-    else:
-        return
     with pytest.raises(SaveError) as caught:
         save(checkpointer, 7).wait()
     assert "attempts/1/7" in str(caught.value)
@@ -610,15 +617,19 @@ def test_wait_gives_up_after_its_timeout_and_the_save_goes_on(tmp_path, monkeypa
         handle.wait()
 
 
-def test_a_save_waits_for_the_one_before_no_longer_than_its_deadline(gcs):
+@pytest.fixture
+def endless(monkeypatch):
+    """Whoever waits for the store's own deadline waits for ever."""
+    monkeypatch.setattr(deadlines, "DEADLINE_SECONDS", 3600.0)
+
+
+def test_a_save_waits_for_the_one_before_no_longer_than_its_deadline(gcs, endless):
     with Checkpointer(f"{gcs.bucket_uri}/run", writer_id="job") as made:
         made.begin()
         held = gcs.faults.add("hold", operation="upload", count=None)
         first = save(made, 1)
-        started = time.monotonic()
         with pytest.raises(SaveError, match=r"begin within the deadline.*save of step 1 still"):
             save(made, 2, deadline=0.3)
-        assert time.monotonic() - started < deadlines.DEADLINE_SECONDS / 3
         assert not first.done
         held.release()
         first.wait()
@@ -626,14 +637,12 @@ def test_a_save_waits_for_the_one_before_no_longer_than_its_deadline(gcs):
         assert [info.step for info in Run.open(made.uri).steps()] == [1, 3]
 
 
-@pytest.mark.parametrize("skip", [0, 1, 3, 6, 9, 12])
-def test_a_save_waits_for_a_silent_store_no_longer_than_its_deadline(gcs, skip):
+@pytest.mark.parametrize("skip", [0, 1, 3, 6, 9, 12] if is_long() else [0, 6])
+def test_a_save_waits_for_a_silent_store_no_longer_than_its_deadline(gcs, endless, skip):
     with Checkpointer(f"{gcs.bucket_uri}/run", writer_id="job") as made:
         hung = gcs.faults.add("hang", skip=skip, count=None)
-        started = time.monotonic()
         with pytest.raises(StoreUnavailableError, match=r"does not answer: gs://"):
             save(made, 1, deadline=0.5)
-        assert time.monotonic() - started < deadlines.DEADLINE_SECONDS / 3
         assert hung.fired
         gcs.faults.clear()
         save(made, 1, deadline=60).wait()
@@ -724,29 +733,27 @@ def test_a_step_that_is_no_step_is_refused(checkpointer, step):
         save(checkpointer, step, {"model": {"a": floats(2)}})
 
 
-@pytest.mark.parametrize("kind", [np.int64, np.uint16, jnp.int32, np.asarray])
-def test_a_step_may_be_an_integer_of_numpy_or_jax(checkpointer, run_uri, kind):
-    items = {"model": {"a": floats(4)}}
-    for step in (1, 2, 3, 4):
-        handle = checkpointer.save(kind(step), items, meta={})
-        handle.wait()
-        assert (handle.step, type(handle.step)) == (step, int)
-    run = Run.open(run_uri)
-    assert [info.step for info in run.steps()] == [1, 2, 3, 4]
-    assert run.manifest(run.step(kind(4))).step == 4
-    assert type(run.step(kind(4)).step) is int
-    assert verify_step(run, kind(4)).problems == ()
-    with pytest.raises(StepExistsError, match="step 4"):
-        checkpointer.save(kind(4), items, meta={})
-    checkpointer.close()
-    alias = promote_step(run, kind(2), "best", expect=None)
+def test_a_step_may_be_an_integer_of_numpy_or_jax(tmp_path):
+    kinds = [np.int64, np.uint16, jnp.int32, np.asarray]
+    run = Run(parse_uri(tmp_path / "run"))
+    with Checkpointer(run.uri) as checkpointer:
+        for step, kind in enumerate(kinds, 1):
+            handle = checkpointer.save(kind(step), {"model": {"a": floats(4)}}, meta={})
+            handle.wait()
+            assert (handle.step, type(handle.step)) == (step, int)
+            assert type(run.step(kind(step)).step) is int
+        assert [info.step for info in run.steps()] == [1, 2, 3, 4]
+        assert verify_step(run, np.asarray(4)).problems == ()
+        with pytest.raises(StepExistsError, match="step 4"):
+            checkpointer.save(np.uint16(4), {"model": {"a": floats(4)}}, meta={})
+    alias = promote_step(run, np.int64(2), "best", expect=None)
     assert resolve_step(run, CheckpointRef(run.uri, alias="best")).step == alias.step == 2
-    assert resolve_step(run, CheckpointRef(run.uri, step=kind(3))).step == 3
-    deleted = find_deletable_step(run, kind(3), kind(1))
+    assert resolve_step(run, CheckpointRef(run.uri, step=jnp.int32(3))).step == 3
+    deleted = find_deletable_step(run, np.uint16(3), np.int64(1))
     assert (deleted.step, deleted.attempt, type(deleted.step)) == (3, 1, int)
     delete_step(run, deleted, by="me")
-    undelete_step(run, kind(3), kind(1))
-    done = roll_back(run, kind(3), by="me")
+    undelete_step(run, np.asarray(3), jnp.int32(1))
+    done = roll_back(run, jnp.int32(3), by="me")
     assert (done.step, done.superseded, type(done.step)) == (3, (4,), int)
 
 

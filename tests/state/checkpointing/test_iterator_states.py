@@ -15,11 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from cairn import CorruptionError, UnsupportedFormatError
-from cairn.state.checkpointing.iterator_states import (
-    NotStorableError,
-    state_from_json,
-    state_to_json,
-)
+from tests.state.seams import NotStorableError, state_from_json, state_to_json
 
 KEYS = st.text() | st.integers() | st.none() | st.binary() | st.tuples(st.integers(), st.text())
 ARRAYS = hnp.arrays(

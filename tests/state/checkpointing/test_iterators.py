@@ -30,9 +30,9 @@ from cairn import (
     repair_run,
     verify_step,
 )
-from cairn.state.checkpointing import iterators as positions
-from cairn.state.checkpointing.saves import engine
 from cairn.storage.runs.records.layout import iterator_file, manifest_file
+from tests.state.seams import engine
+from tests.state.seams import iterators as positions
 from tests.storage.counting import Loader, Numbers
 from tests.storage.states import raws
 

@@ -13,13 +13,8 @@ from grain.sharding import NoSharding, ShardOptions
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from cairn import Checkpointer, IteratorMismatchError, UnsupportedFormatError, UnsupportedLeafError
-from cairn.state.checkpointing import iterator_states
-from cairn.state.checkpointing.iterator_states import (
-    NotStorableError,
-    state_from_json,
-    state_to_json,
-)
 from cairn.storage.runs.records.layout import iterator_file
+from tests.state.seams import NotStorableError, iterator_states, state_from_json, state_to_json
 from tests.storage.counting import Numbers
 
 

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from cairn.state.checkpointing import exit_guard
-from cairn.state.checkpointing.processes.coordination import coordination
+from tests.state.seams import coordination
 
 ROOT = Path(__file__).parents[3]
 SOURCES = [

@@ -28,17 +28,11 @@ from cairn import (
     parse_uri,
     verify_step,
 )
-from cairn.state.checkpointing.leaf_forms import BITCAST, STORED_DTYPES, WIDENED
-from cairn.state.checkpointing.restore import (
-    read_meta,
-    restore_item,
-    restore_leaves,
-    stored_items,
-    stored_tree,
-)
+from cairn.state.checkpointing.restore import read_meta, restore_item, restore_leaves, stored_tree
 from cairn.storage.arrays.dtypes import dtype_named
 from tests.devices import xla_flags
 from tests.programs.program import Program
+from tests.state.seams import BITCAST, STORED_DTYPES, WIDENED, store_form, stored_items
 from tests.storage.plain_steps import as_plain_step
 from tests.storage.states import abstract, assert_same, floats, mesh, put, raw, raws, state
 
@@ -519,8 +513,6 @@ def test_a_checkpoint_that_plain_orbax_wrote_restores_too(tmp_path):
 
 
 def test_leaves_that_cannot_be_stored_are_refused(step):
-    from cairn.state.checkpointing.leaf_forms import store_form
-
     bad = {
         "object": np.array([object()]),
         "text": np.array(["a"]),

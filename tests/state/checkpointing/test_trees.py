@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from cairn import TreeMismatchError, UnsupportedLeafError
 from cairn.state.checkpointing import trees
-from cairn.state.checkpointing.modules import TreePlan, as_items, open_modules
+from cairn.state.checkpointing.modules import TreePlan, open_modules
 from cairn.storage.arrays.leaf_paths import path_of
+from tests.state.seams import as_items
 
 
 class Pair(NamedTuple):

@@ -1,6 +1,7 @@
 """Adapters go to `peft` and come back; held against peft itself."""
 
 import json
+import shutil
 import warnings
 
 import jax
@@ -21,9 +22,9 @@ from cairn.interop.conversion.ops import (
     Stack,
 )
 from cairn.interop.conversion.rules import Rule
-from cairn.interop.weights.peft_config import PeftConfig, target_modules
-from cairn.interop.weights.peft_names import modules_of_rules
+from cairn.interop.weights.peft_config import PeftConfig
 from cairn.state.paths import named_leaves
+from tests.interop.seams import modules_of_rules, target_modules
 from tests.state.forward import logits_of
 from tests.state.hf_models import save, tiny_llama, tokens, torch_logits
 from tests.state.my_model import my_model
@@ -220,6 +221,13 @@ def test_a_model_without_adapters_or_of_no_family_is_refused(folder, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.fixture(scope="module")
+def saved_adapter(folder, tmp_path_factory):
+    path = tmp_path_factory.mktemp("adapter")
+    adapted(folder).save_adapter(path)
+    return path
+
+
 def changed_config(tmp_path, **changes):
     file = tmp_path / "adapter_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
@@ -241,8 +249,10 @@ def changed_config(tmp_path, **changes):
         ({"alpha_pattern": {"q_proj": 9}}, r"rank 4, scale 2.25: model.layers.0.self_attn.q_proj"),
     ],
 )
-def test_an_adapter_that_is_more_than_plain_lora_is_refused(folder, tmp_path, changes, message):
-    adapted(folder).save_adapter(tmp_path)
+def test_an_adapter_that_is_more_than_plain_lora_is_refused(
+    folder, saved_adapter, tmp_path, changes, message
+):
+    shutil.copytree(saved_adapter, tmp_path, dirs_exist_ok=True)
     changed_config(tmp_path, **changes)
     model = loaded(folder)
     with pytest.raises(ConversionError, match=message):

@@ -29,6 +29,7 @@ from tests.interop.families.known import (
     test_qwen2_moe,
 )
 from tests.interop.families.matrix import (
+    WHOLE,
     assert_close,
     by_peft,
     model_of,
@@ -40,7 +41,8 @@ from tests.interop.families.matrix import (
 from tests.state.forward import logits_of
 from tests.state.hf_models import torch_logits
 
-FAMILIES = [test_falcon, test_glm4, test_deepseek_v3, test_gpt_neox]
+FAMILIES = [test_falcon, test_deepseek_v3, *([test_glm4, test_gpt_neox] if WHOLE else [])]
+"""Fused layers and latent ones; in `make families` those that are turned too."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.MODEL_TYPE)

@@ -7,21 +7,19 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn import parse_uri
-from cairn.interop.conversion import box_reads
 from cairn.interop.conversion.box_reads import covering_box, read_boxes
 from cairn.interop.conversion.boxes import whole_box
 from cairn.interop.conversion.ops import TRANSPOSE, Chain, Split, Stack
 from cairn.interop.conversion.rules import Rule
-from cairn.interop.weights.safetensors_folder import SafetensorsFolder
 from cairn.interop.weights.source_folder import SourceFolder
-from cairn.interop.weights.weight_files import WeightFiles
-from cairn.state.models.hub.slices import Slice, read_slices, slice_bytes
 from cairn.storage.safetensors.format import encode_header
-from tests.interop.conversion.test_boxes import CASES, case
+from tests.interop.conversion.operations import CASES, case
+from tests.interop.seams import SafetensorsFolder, WeightFiles, box_reads
+from tests.state.seams import Slice, read_slices, slice_bytes
 
 PIECES = box_reads.READERS * box_reads.PIECE_BYTES + (1 << 20)
 """What the threads hold that read a tensor."""
@@ -67,6 +65,7 @@ def grid(shape, counts):
 
 
 @pytest.mark.parametrize("name", CASES)
+@settings(max_examples=20)
 @given(data=st.data(), gap=st.sampled_from([0, 16, 1 << 20]), whole=st.booleans())
 def test_however_leaves_are_divided_each_number_is_read_once(name, data, gap, whole):
     op, theirs = case(data, name)

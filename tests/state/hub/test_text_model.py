@@ -2,7 +2,6 @@
 
 import json
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -10,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from cairn import AutoEasyDeLConfig, ConfigError, ConversionError, DecoderForCausalLM
-from cairn.interop.weights.text_model import text_config
+from tests.interop.seams import text_config
+from tests.state.forward import logits_of
 
 SIZES = {
     "hidden_size": 32,
@@ -117,27 +117,29 @@ def test_the_text_model_computes_what_the_whole_computes_of_text(whole, name_of,
     folder, expected = whole
     if name_of is not None:
         folder = renamed(folder, tmp_path / "renamed", name_of)
-    model = DecoderForCausalLM.from_pretrained(folder, text_only=True)
-    close(np.asarray(model(jnp.asarray(IDS)).logits), expected)
+    model = DecoderForCausalLM.from_pretrained(folder, text_only=True, auto_shard_model=False)
+    close(logits_of(model, IDS), expected)
 
 
 @pytest.mark.parametrize("model_type", ALIKE)
 def test_others_compute_the_same_too(model_type, tmp_path):
     expected = made(tmp_path, model_type, ALIKE[model_type])
-    model = DecoderForCausalLM.from_pretrained(tmp_path, text_only=True)
-    close(np.asarray(model(jnp.asarray(IDS)).logits), expected)
+    model = DecoderForCausalLM.from_pretrained(tmp_path, text_only=True, auto_shard_model=False)
+    close(logits_of(model, IDS), expected)
 
 
 def test_what_computes_of_text_something_else_is_refused(tmp_path):
     data = {"model_type": "aya_vision", "text_config": {"model_type": "cohere2", **SIZES}}
     (tmp_path / "config.json").write_text(json.dumps(data))
     with pytest.raises(ConfigError, match=r"one of gemma3, .* found 'aya_vision'"):
-        DecoderForCausalLM.from_pretrained(tmp_path, text_only=True)
+        DecoderForCausalLM.from_pretrained(tmp_path, text_only=True, auto_shard_model=False)
 
 
 def test_what_is_exported_of_it_is_a_model_of_text(whole, tmp_path):
     folder, expected = whole
-    DecoderForCausalLM.from_pretrained(folder, text_only=True).save_pretrained(tmp_path / "text")
+    DecoderForCausalLM.from_pretrained(
+        folder, text_only=True, auto_shard_model=False
+    ).save_pretrained(tmp_path / "text")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "text", attn_implementation="eager")
     with torch.no_grad():
         close(again(torch.from_numpy(IDS)).logits.numpy(), expected)
@@ -147,7 +149,7 @@ def test_what_is_exported_of_it_is_a_model_of_text(whole, tmp_path):
 def test_nothing_is_left_out_that_nobody_said_is_to_be(whole):
     folder, _ = whole
     with pytest.raises(ConfigError, match=r"a model of text alone.*pass text_only=True"):
-        DecoderForCausalLM.from_pretrained(folder)
+        DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False)
 
 
 def test_a_tensor_of_the_text_model_that_is_missing_is_named(whole, tmp_path):
@@ -155,7 +157,9 @@ def test_a_tensor_of_the_text_model_that_is_missing_is_named(whole, tmp_path):
     lost = "language_model.model.layers.1.mlp.up_proj.weight"
     renamed(folder, tmp_path / "less", lambda name: None if name == lost else name)
     with pytest.raises(ConversionError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
-        DecoderForCausalLM.from_pretrained(tmp_path / "less", text_only=True)
+        DecoderForCausalLM.from_pretrained(
+            tmp_path / "less", text_only=True, auto_shard_model=False
+        )
 
 
 @pytest.mark.parametrize(
@@ -170,21 +174,25 @@ def test_tensors_that_are_not_below_one_name_are_refused(whole, name_of, tmp_pat
     folder, _ = whole
     renamed(folder, tmp_path / "other", name_of)
     with pytest.raises(ConversionError, match="tensors of a text model below"):
-        DecoderForCausalLM.from_pretrained(tmp_path / "other", text_only=True)
+        DecoderForCausalLM.from_pretrained(
+            tmp_path / "other", text_only=True, auto_shard_model=False
+        )
 
 
 def test_a_text_model_of_an_unknown_family_is_refused(tmp_path):
     data = {"model_type": "llava", "text_config": {"model_type": "seer_text", **SIZES}}
     (tmp_path / "config.json").write_text(json.dumps(data))
     with pytest.raises(ConfigError, match=r"text_config: expected model_type to be one of cohere"):
-        DecoderForCausalLM.from_pretrained(tmp_path, text_only=True)
+        DecoderForCausalLM.from_pretrained(tmp_path, text_only=True, auto_shard_model=False)
 
 
 def test_a_model_of_text_is_its_own_text_model(whole, tmp_path):
     folder, _ = whole
-    first = DecoderForCausalLM.from_pretrained(folder, text_only=True)
+    first = DecoderForCausalLM.from_pretrained(folder, text_only=True, auto_shard_model=False)
     first.save_pretrained(tmp_path / "text")
-    again = DecoderForCausalLM.from_pretrained(tmp_path / "text", text_only=True)
+    again = DecoderForCausalLM.from_pretrained(
+        tmp_path / "text", text_only=True, auto_shard_model=False
+    )
     assert again.config.to_hf() == first.config.to_hf()
 
 

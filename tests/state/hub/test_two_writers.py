@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 
 from cairn import CorruptionError, DecoderForCausalLM, StoreFullError, open_files, parse_uri
-from cairn.state.models.hub import whole_folder
 from cairn.storage.safetensors.reader import read_header, read_tensor
+from tests.state.seams import whole_folder
 from tests.tiny import TINY
 
 SHARDS = {"max_shard_size": "20KB"}

@@ -14,8 +14,8 @@ from cairn import (
     LatentAttentionConfig,
     make_mesh,
 )
-from cairn.state.models.flops import decoder_flops, matmul_flops
 from tests.state.my_model import MyModel, MyModelConfig, my_model
+from tests.state.seams import decoder_flops, matmul_flops
 
 SHAPES = {
     "plain": ({}, 1, 128),

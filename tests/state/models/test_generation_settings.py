@@ -1,5 +1,6 @@
 """What generation_config.json says of generation, and what a call says over it."""
 
+import functools
 import json
 
 import jax
@@ -13,13 +14,18 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalL
 from transformers.generation import logits_process
 
 from cairn import ArgumentError, DecoderConfig, DecoderForCausalLM
-from cairn.state.models.generation_arguments import checked_rules, checked_sampling
-from cairn.state.models.generation_settings import merged_settings
-from cairn.state.models.sampling import NO_TOKEN, filter_logits
 from tests.state.compilations import compilations
 from tests.state.hf_models import save, tiny_llama, tokens
+from tests.state.seams import (
+    NO_TOKEN,
+    checked_rules,
+    checked_sampling,
+    filter_logits,
+    merged_settings,
+)
 
 IDS = tokens(3, 7, seed=3)
+NEW = 14
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +41,7 @@ def ours(folder):
 @pytest.fixture(scope="module")
 def free(ours):
     """What comes without settings; no row ends."""
-    made = ours.generate(IDS, max_new_tokens=24, eos_token_id=(), generation_config={})
+    made = ours.generate(IDS, max_new_tokens=NEW, eos_token_id=(), generation_config={})
     return np.asarray(made.sequences)
 
 
@@ -47,9 +53,12 @@ def with_settings(model, settings):
     return model
 
 
+their_model = functools.cache(LlamaForCausalLM.from_pretrained)
+
+
 def theirs_with(folder, settings, **generate):
     """What transformers makes of the folder with these settings in its file."""
-    model = LlamaForCausalLM.from_pretrained(folder)
+    model = their_model(folder)
     model.generation_config = GenerationConfig.from_dict(dict(settings))
     with torch.no_grad():
         ids = torch.tensor(generate.pop("ids", IDS)).long()
@@ -74,17 +83,17 @@ def cases(free):
     ends = [int(free[0, 9]), int(free[1, 11]), int(free[2, 8])]
     pair = [int(free[0, 8]), int(free[0, 9])]
     return {
-        "penalty": {"repetition_penalty": 1.8, "max_new_tokens": 24},
-        "reward": {"repetition_penalty": 0.6, "max_new_tokens": 24},
-        "ngrams of 1": {"no_repeat_ngram_size": 1, "max_new_tokens": 24},
-        "ngrams of 2": {"no_repeat_ngram_size": 2, "max_new_tokens": 24},
-        "ngrams of 3": {"no_repeat_ngram_size": 3, "max_new_tokens": 24},
-        "ends": {"eos_token_id": ends, "pad_token_id": 5, "max_new_tokens": 24},
+        "penalty": {"repetition_penalty": 1.8, "max_new_tokens": NEW},
+        "reward": {"repetition_penalty": 0.6, "max_new_tokens": NEW},
+        "ngrams of 1": {"no_repeat_ngram_size": 1, "max_new_tokens": NEW},
+        "ngrams of 2": {"no_repeat_ngram_size": 2, "max_new_tokens": NEW},
+        "ngrams of 3": {"no_repeat_ngram_size": 3, "max_new_tokens": NEW},
+        "ends": {"eos_token_id": ends, "pad_token_id": 5, "max_new_tokens": NEW},
         "at least": {
             "eos_token_id": ends,
             "pad_token_id": 5,
             "min_new_tokens": 6,
-            "max_new_tokens": 24,
+            "max_new_tokens": NEW,
         },
         "lengths": {"eos_token_id": ends, "pad_token_id": 5, "min_length": 12, "max_length": 20},
         "both lengths": {
@@ -99,16 +108,16 @@ def cases(free):
             "bad_words_ids": [[int(free[1, 7])], pair, [3, 4, int(free[2, 9])], [ends[0]]],
             "eos_token_id": ends[0],
             "pad_token_id": 5,
-            "max_new_tokens": 24,
+            "max_new_tokens": NEW,
         },
         "biases": {
             "sequence_bias": [[[int(free[1, 7])], -4.5], [pair, -100.0], [[11], 3.25]],
-            "max_new_tokens": 24,
+            "max_new_tokens": NEW,
         },
         "suppressed": {
             "suppress_tokens": [int(free[0, 10]), int(free[1, 8])],
             "begin_suppress_tokens": [int(free[0, 7]), int(free[2, 7])],
-            "max_new_tokens": 24,
+            "max_new_tokens": NEW,
         },
         "last": {"forced_eos_token_id": 17, "remove_invalid_values": True, "max_new_tokens": 9},
         "all": {
@@ -122,7 +131,7 @@ def cases(free):
             "eos_token_id": ends,
             "pad_token_id": 5,
             "forced_eos_token_id": ends,
-            "max_new_tokens": 24,
+            "max_new_tokens": NEW,
         },
     }
 
@@ -134,8 +143,9 @@ def test_greedy_tokens_with_every_setting_equal_transformers(folder, ours, free)
         found = np.asarray(with_settings(ours, settings).generate(IDS).sequences)
         np.testing.assert_array_equal(found, expected, err_msg=name)
         assert found.shape != free.shape or (found != free).any(), name
-        as_arguments = ours.generate(IDS, **settings, generation_config={}).sequences
-        np.testing.assert_array_equal(as_arguments, expected, err_msg=name)
+        if name in ("all", "both lengths"):
+            as_arguments = ours.generate(IDS, **settings, generation_config={}).sequences
+            np.testing.assert_array_equal(as_arguments, expected, err_msg=name)
 
 
 def test_padding_is_no_token_of_a_row(folder, ours, free):
@@ -218,7 +228,7 @@ def test_arguments_of_the_call_win_over_the_file(ours, free):
     np.testing.assert_array_equal(model.generate(IDS, **neutral).sequences, free)
     assert model.generate(IDS, **neutral, max_new_tokens=3).lengths.tolist() == [3, 3, 3]
     assert model.generate(IDS, **neutral, max_length=9).lengths.tolist() == [2, 2, 2]
-    whole = model.generate(IDS, generation_config={}, max_new_tokens=24, eos_token_id=())
+    whole = model.generate(IDS, generation_config={}, max_new_tokens=NEW, eos_token_id=())
     np.testing.assert_array_equal(whole.sequences, free)
 
 
@@ -378,11 +388,11 @@ def test_old_models_keep_settings_in_config_json(folder, tmp_path, free):
         if file.name != "generation_config.json":
             (tmp_path / file.name).write_bytes(file.read_bytes())
     data = json.loads((tmp_path / "config.json").read_text())
-    penalty = {"repetition_penalty": 1.8, "max_new_tokens": 24, "eos_token_id": None}
+    penalty = {"repetition_penalty": 1.8, "max_new_tokens": NEW, "eos_token_id": None}
     (tmp_path / "config.json").write_text(json.dumps(data | {"repetition_penalty": 1.8}))
     model = DecoderForCausalLM.from_pretrained(tmp_path, auto_shard_model=False)
     expected = theirs_with(folder, {**penalty, "pad_token_id": 0})
-    found = model.generate(IDS, max_new_tokens=24, eos_token_id=())
+    found = model.generate(IDS, max_new_tokens=NEW, eos_token_id=())
     np.testing.assert_array_equal(found.sequences, expected)
     (tmp_path / "config.json").write_text(json.dumps(data | {"num_beams": 5}))
     model = DecoderForCausalLM.from_pretrained(tmp_path, auto_shard_model=False)

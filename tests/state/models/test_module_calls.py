@@ -13,8 +13,8 @@ import pytest
 from flax import nnx
 
 from cairn import ArgumentError, DecoderForCausalLM, LossConfig, TreeStructureError
-from cairn.state.models.calls import static_arguments
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model
+from tests.state.seams import static_arguments
 from tests.tiny import TINY
 
 

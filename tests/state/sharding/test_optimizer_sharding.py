@@ -11,9 +11,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from benchmarks import optimizer_sharding as optimizer_bytes
 from cairn import EasyDeLState, ShardingError, make_mesh
 from cairn.state.paths import named_leaves
-from cairn.state.sharding.optimizers import explain_optimizer, optimizer_shardings
+from cairn.state.sharding.optimizers import optimizer_shardings
 from cairn.state.sharding.report import ShardingReport
-from cairn.state.states.optimizers import init_optimizer, init_program, optax_numerics
+from tests.state.seams import explain_optimizer, init_optimizer, init_program, optax_numerics
 
 P = PartitionSpec
 SPECS = {

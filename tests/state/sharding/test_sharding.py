@@ -24,7 +24,7 @@ from cairn import (
 )
 from cairn.interop.placement.rules import axis_units
 from cairn.state.paths import named_leaves
-from cairn.state.sharding.mesh import hybrid_devices, mesh_of, mesh_text
+from cairn.state.sharding.mesh import mesh_of, mesh_text
 from cairn.state.sharding.rules import (
     check_rules,
     module_plan,
@@ -383,11 +383,16 @@ class FakeDevice:
         return f"fake:{self.id}"
 
 
+def across(dims, dcn_dims, devices):
+    """Return the devices of a hybrid mesh, as they are arranged."""
+    return make_mesh(dims, "ab"[: len(dims)], dcn_dims, devices=devices).devices
+
+
 def test_a_hybrid_mesh_crosses_slices_only_where_it_is_told_to():
     devices = [FakeDevice(n, process_index=n // 2, slice_index=n // 4) for n in range(8)]
-    arranged = hybrid_devices((1, 4), (2, 1), devices, text="mesh")
+    arranged = across((1, 4), (2, 1), devices)
     assert [[device.id for device in row] for row in arranged] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    arranged = hybrid_devices((2, -1), (1, -1), devices, text="mesh")
+    arranged = across((2, -1), (1, -1), devices)
     assert arranged.shape == (2, 4)
     for row in arranged:
         assert [device.slice_index for device in row] == [0, 0, 1, 1]
@@ -395,14 +400,14 @@ def test_a_hybrid_mesh_crosses_slices_only_where_it_is_told_to():
 
 def test_without_slices_a_process_is_the_granule():
     devices = [FakeDevice(n, process_index=n // 2) for n in range(8)]
-    arranged = hybrid_devices((2,), (-1,), devices, text="mesh")
+    arranged = across((2,), (-1,), devices)
     assert [device.process_index for device in arranged] == [0, 0, 1, 1, 2, 2, 3, 3]
     with pytest.raises(ShardingError, match=r"expected 2 processes .* found 4 processes of 2"):
-        hybrid_devices((4,), (2,), devices, text="mesh")
+        across((4,), (2,), devices)
     with pytest.raises(ShardingError, match="one for each mesh axis"):
-        hybrid_devices((2,), (4, 1), devices, text="mesh")
+        across((2,), (4, 1), devices)
     with pytest.raises(ShardingError, match="processes of one size"):
-        hybrid_devices((2,), (-1,), devices[:7], text="mesh")
+        across((2,), (-1,), devices[:7])
 
 
 def test_eight_devices_of_one_process_are_one_granule():

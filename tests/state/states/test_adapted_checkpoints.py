@@ -1,5 +1,7 @@
 """Quantized models and models with adapters are saved, loaded and trained on like any other."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,13 +22,13 @@ from cairn import (
 )
 from cairn.interop.conversion.tensor_streams import whole
 from cairn.interop.weights.export import export_sources
-from cairn.interop.weights.stored_leaves import served_leaves
 from cairn.state.adapters.models import abstract_model, module_settings
 from cairn.state.checkpointing.trees import flatten
-from cairn.state.models.hub.hf_folder import model_streams
 from cairn.state.paths import named_leaves
-from cairn.state.states import quantized_load
+from tests.faults.report import is_long
+from tests.interop.seams import served_leaves
 from tests.state.my_model import MyModel, my_model
+from tests.state.seams import model_streams, quantized_load
 from tests.tiny import TINY, batch, compile_step
 
 MESHES = {
@@ -35,6 +37,7 @@ MESHES = {
     "one": {},
 }
 KINDS = ("8bit", "a4q", "aqt", "lora", "qlora")
+SOME = (("8bit", "other"), ("a4q", "one"), ("aqt", "same"), ("lora", "other"), ("qlora", "same"))
 
 
 def tiny(kind=None, model=None):
@@ -90,8 +93,9 @@ def runs(tmp_path_factory):
     return made
 
 
-@pytest.mark.parametrize("placed", MESHES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "placed"), itertools.product(KINDS, MESHES) if is_long() else SOME
+)
 def test_a_saved_state_comes_back_bit_for_bit_onto_any_mesh(runs, kind, placed):
     uri, state = runs[kind]
     loaded = EasyDeLState.load_state(uri, verbose=False, **MESHES[placed])
@@ -197,8 +201,12 @@ def float_run(tmp_path_factory):
     return uri
 
 
-@pytest.mark.parametrize("placed", MESHES)
-@pytest.mark.parametrize("method", ["nf4", "a8bit"])
+@pytest.mark.parametrize(
+    ("method", "placed"),
+    itertools.product(("nf4", "a8bit"), MESHES)
+    if is_long()
+    else [("nf4", "same"), ("a8bit", "one"), ("nf4", "other")],
+)
 def test_quantizing_while_loading_is_loading_and_then_quantizing(float_run, method, placed):
     options = {"verbose": False, "optimizer": "skip", **MESHES[placed]}
     expected = EasyDeLState.load_state(float_run, **options).model.quantize(method, 16, "mlp")

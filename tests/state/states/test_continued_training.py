@@ -27,11 +27,11 @@ from cairn import (
     TrainState,
     make_optimizer,
 )
-from cairn.state.states.optimizers import optax_numerics
 from tests.faults.report import is_long, trials
 from tests.state.forward import logits_of
 from tests.state.hf_models import tokens, torch_logits
 from tests.state.random_optimizers import OPTIMIZERS, build, is_possible
+from tests.state.seams import optax_numerics
 from tests.storage.states import assert_alike, raw
 
 DTYPES = st.sampled_from(["float32", "bfloat16"])
@@ -146,7 +146,7 @@ def plain_step(state, grads):
     return state.replace(average=average, rng=jax.random.split(state.rng)[0])
 
 
-@drawn(short=5, long=400)
+@drawn(short=3, long=400)
 @given(OPTIMIZERS, DTYPES, st.integers(0, 3), st.sampled_from(["fresh", "abstract", "saved"]))
 def test_a_train_state_goes_on_as_if_never_saved_and_as_that_of_flax(
     tmp_path_factory, names, dtype, saved_after, target
@@ -358,7 +358,7 @@ DECODERS = st.booleans().flatmap(
 )
 
 
-@drawn(short=2, long=60)
+@drawn(short=1, long=60)
 @given(DECODERS, st.sampled_from([(8, 1, 1, 1), (1, 4, 2, 1), (2, 4, 1, 1)]))
 def test_a_decoder_of_any_options_is_loaded_as_transformers_has_it(tmp_path_factory, config, mesh):
     run = tmp_path_factory.mktemp("run") / "r"
@@ -394,7 +394,7 @@ def small_state(dtype):
     return state.apply_gradients(grads=state.graphstate)
 
 
-@drawn(short=4, long=300)
+@drawn(short=3, long=300)
 @given(
     DTYPES,
     FLOATS,

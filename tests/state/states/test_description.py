@@ -12,8 +12,8 @@ from flax import nnx
 
 from cairn import DecoderConfig, DecoderForCausalLM, EasyDeLState, Run
 from cairn.state.checkpointing.trees import flatten
-from cairn.state.states import description
 from tests.state.my_model import my_model
+from tests.state.seams import description
 
 
 def states():

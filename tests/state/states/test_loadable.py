@@ -25,8 +25,8 @@ from cairn import (
     SavePolicy,
     TrainState,
 )
-from cairn.state.states import loadable
 from tests.state.my_model import MyModel, MyModelConfig, my_model
+from tests.state.seams import loadable
 
 SIZES = {
     "vocab_size": 32,

@@ -20,10 +20,10 @@ from cairn import (
 )
 from cairn.interop.conversion.tensor_streams import whole
 from cairn.interop.weights.export import export_sources
-from cairn.state.models.hub.hf_folder import model_streams
 from cairn.state.paths import named_leaves
 from tests.state.forward import logits_of
 from tests.state.my_model import MyModel, my_model
+from tests.state.seams import model_streams
 from tests.state.states.test_adapted_checkpoints import MESHES, bits, model_bits, state_of, tiny
 from tests.tiny import batch, compile_step
 

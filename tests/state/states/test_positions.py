@@ -22,6 +22,7 @@ from cairn import (
     UnsupportedLeafError,
 )
 from cairn.storage.runs.retention import step_facts
+from tests.faults.report import trials
 from tests.state.my_model import my_model
 from tests.storage.counting import Numbers
 
@@ -242,7 +243,7 @@ class Event(NamedTuple):
 EVENTS = st.lists(st.builds(Event, st.integers(1, 3), st.booleans(), st.booleans()), max_size=6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=trials(short=10, long=200), deadline=None)
 @given(EVENTS, st.sampled_from([2, 3, 100]), st.booleans(), st.integers(0, 2))
 def test_every_step_has_its_own_position_whatever_else_happens(events, every, preempted, ahead):
     train, extras, expected, states = Failing(), {"at": [0]}, {}, []

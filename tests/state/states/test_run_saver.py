@@ -33,9 +33,9 @@ from cairn import (
     SaveState,
     StepExistsError,
     TrainState,
+    promote_step,
 )
 from cairn.state.checkpointing import exit_guard
-from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.records.layout import annotation_file
 from cairn.storage.runs.retention import step_facts
 from tests.multi_process.launcher import free_port
@@ -545,9 +545,7 @@ def test_what_no_rule_keeps_is_deleted_after_each_durable_save(uri, caplog):
             saver.step(at(step))
             if step == 2:
                 saver.last.wait()
-                AliasWriter(Run.open(uri).objects).move(
-                    "production", step=2, attempt=1, expect=None
-                )
+                promote_step(Run.open(uri), 2, "production", expect=None)
     assert listed(uri) == [2, 3, 6, 7]
     assert caplog.text.count("outcome=durable") == 7
 

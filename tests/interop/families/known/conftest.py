@@ -18,4 +18,4 @@ def known(request, tmp_path_factory):
     theirs = model_of(request.module, request.param)
     folder = tmp_path_factory.mktemp("theirs")
     theirs.save_pretrained(folder)
-    return theirs, folder, DecoderForCausalLM.from_pretrained(folder)
+    return theirs, folder, DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False)

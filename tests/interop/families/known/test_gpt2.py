@@ -35,7 +35,7 @@ def test_the_base_models_files_load_as_the_hub_has_them(tmp_path):
     base = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     base["h.0.attn.bias"] = torch.ones(1, 1, 64, 64)
     save_file(base, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    ours = DecoderForCausalLM.from_pretrained(tmp_path)
+    ours = DecoderForCausalLM.from_pretrained(tmp_path, auto_shard_model=False)
     ids, _ = padded()
     assert_close(logits_of(ours, ids), torch_logits(theirs, ids))
 
@@ -43,13 +43,13 @@ def test_the_base_models_files_load_as_the_hub_has_them(tmp_path):
 def test_dropout_is_told_and_not_applied(tmp_path):
     tiny(MODEL_TYPE, **{**CONFIGS["tied"], "resid_pdrop": 0.1}).save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match=r"resid_pdrop=0\.1: the decoder has none of it"):
-        ours = DecoderForCausalLM.from_pretrained(tmp_path)
+        ours = DecoderForCausalLM.from_pretrained(tmp_path, auto_shard_model=False)
     with pytest.warns(UserWarning, match="resid_pdrop"):
         assert ours.config.to_hf()["resid_pdrop"] == 0.1
 
 
 def test_more_tokens_than_learned_positions_are_refused(tmp_path):
     tiny(MODEL_TYPE, **CONFIGS["tied"]).save_pretrained(tmp_path)
-    ours = DecoderForCausalLM.from_pretrained(tmp_path)
+    ours = DecoderForCausalLM.from_pretrained(tmp_path, auto_shard_model=False)
     with pytest.raises(ArgumentError, match="at most 64 tokens"):
         ours(np.zeros((1, 65), np.int32))

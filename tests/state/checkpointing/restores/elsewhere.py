@@ -7,8 +7,7 @@ from unittest import mock
 
 import numpy as np
 
-from cairn.state.checkpointing.restores import local_leaves, shared_leaves, targets
-from cairn.state.checkpointing.restores.host_memory import HostMemory
+from tests.state.seams import HostMemory, local_leaves, shared_leaves, targets
 
 
 @contextlib.contextmanager

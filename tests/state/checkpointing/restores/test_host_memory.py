@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from cairn import Checkpointer, load
-from cairn.state.checkpointing.restores.host_memory import HostMemory
 from cairn.storage.arrays.box_buffers import ALIGNMENT
 from tests.state.checkpointing.restores.elsewhere import devices_elsewhere
+from tests.state.seams import HostMemory
 
 WINDOW = 16 * ALIGNMENT
 BYTE = np.dtype(np.uint8)

@@ -7,13 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.state.checkpointing.restores.read_plan import (
-    BOX_BYTES,
-    SharedLeaf,
-    batch_bytes,
-    batches,
-    shared_boxes,
-)
+from tests.state.seams import BOX_BYTES, SharedLeaf, batch_bytes, batches, shared_boxes
 
 AXIS = st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 5))
 """(slices, elements of each, elements of a chunk)"""

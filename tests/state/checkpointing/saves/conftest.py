@@ -4,13 +4,7 @@ import threading
 
 import pytest
 
-from cairn.state.checkpointing.saves import (
-    host_arrays,
-    host_trees,
-    pinned_warmup,
-    preparation,
-    tree_writer,
-)
+from tests.state.seams import host_arrays, host_trees, pinned_warmup, preparation, tree_writer
 
 
 @pytest.fixture
@@ -20,7 +14,7 @@ def elsewhere(monkeypatch):
         monkeypatch.setattr(module, "on_host", lambda: False)
 
 
-@pytest.fixture(params=["transfers", "pinned"])
+@pytest.fixture
 def accelerator(request, monkeypatch, elsewhere):
     """The devices' memory is not the host's; on a GPU copies go to pinned memory."""
     for module in (host_arrays, host_trees):

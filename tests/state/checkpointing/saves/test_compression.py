@@ -19,6 +19,8 @@ from cairn import (
 )
 from cairn.state.checkpointing.restore import restore_item
 from cairn.storage.runs.records.manifest import LeafRecord
+from tests.faults.report import is_long
+from tests.state.checkpointing.conftest import STORES
 from tests.storage.states import abstract, assert_same, floats, mesh, put, state
 
 KIB = 1024
@@ -117,6 +119,7 @@ def test_every_flipped_bit_of_compressed_values_is_found(tmp_path):
             restore_item(handle.uri, "model", abstract(tree["model"]))
 
 
+@pytest.mark.parametrize("root_uri", STORES if is_long() else ["file"], indirect=True)
 def test_a_change_of_compression_writes_unchanged_leaves_again(root_uri):
     """Linked files would not be what the new step's description says of them."""
     frozen = {"w": put(np.ones((256, 256), np.float32), "fsdp")}

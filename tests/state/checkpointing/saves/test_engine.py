@@ -17,13 +17,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as ocp
 
 from cairn import Checkpointer, InvalidURIError, Run, UnsupportedFormatError, parse_uri
-from cairn.state.checkpointing.leaf_forms import STORED_DTYPES
 from cairn.state.checkpointing.restore import restore_item
-from cairn.state.checkpointing.saves import host_arrays
-from cairn.state.checkpointing.saves.engine import begin_step
-from cairn.storage.arrays import chunks as chunk_shape
-from cairn.storage.arrays import data_file_writers
 from cairn.storage.arrays.dtypes import dtype_named
+from tests.state.seams import STORED_DTYPES, begin_step, data_file_writers, host_arrays
+from tests.state.seams import chunks as chunk_shape
 from tests.storage.states import abstract, assert_same, floats, mesh, put, raw, raws, state
 
 WIDE = ("int64", "uint64", "float64", "complex128")

@@ -3,6 +3,8 @@
 `CAIRN_FAULTS=long` has whole saves meet every kind of damage.
 """
 
+import itertools
+
 import pytest
 
 from cairn import (
@@ -15,14 +17,14 @@ from cairn import (
     verify_step,
 )
 from cairn.state.checkpointing.restore import restore_item
-from cairn.state.checkpointing.saves import save_job
-from cairn.state.checkpointing.saves.file_check import check_files
 from cairn.storage.arrays.data_files import stored_file
 from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.runs.records.layout import COMMIT_FILE, INDEX_FILE
 from tests.faults.report import is_long
+from tests.state.checkpointing.conftest import STORES
+from tests.state.seams import check_files, save_job
 from tests.storage.plain_steps import record_of
-from tests.storage.states import abstract, assert_same, state
+from tests.storage.states import abstract, assert_same, floats, put
 
 MARKER = b"Checkpoint commit was successful to somewhere"
 CONTENTS = {
@@ -77,6 +79,7 @@ def test_files_that_arrived_are_recorded_as_they_were_meant(folder):
     assert list(records) == [record_of(name, everything[name]) for name in sorted(everything)]
 
 
+@pytest.mark.parametrize("root_uri", STORES, indirect=True)
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", CONTENTS)
 def test_a_file_that_is_not_what_was_meant_is_named(folder, name, damage):
@@ -159,13 +162,25 @@ def is_looked_at(uri, name, damage):
     return uri.scheme != "file" or not is_data_file(name) or damage not in OF_ONE_SIZE
 
 
-@pytest.mark.parametrize("damage", DAMAGES if is_long() else ("flipped", "gone"))
+def small(seed):
+    """Two items of few files."""
+    sharded = put(floats(16, 8, seed=seed), "fsdp", None)
+    return {"model": {"w": sharded}, "optimizer": {"m": floats(4, seed=seed)}}
+
+
+@pytest.mark.parametrize(
+    ("root_uri", "damage"),
+    itertools.product(("file", "gcs"), DAMAGES)
+    if is_long()
+    else [("file", "flipped"), ("gcs", "gone")],
+    indirect=["root_uri"],
+)
 def test_a_file_that_is_damaged_before_the_step_is_published_fails_the_save(
     root_uri, striking, damage
 ):
     durable = [0]
     with Checkpointer(root_uri / "run", writer_id="job") as made:
-        made.save(0, state(), meta={"step": 0}).wait()
+        made.save(0, small(0), meta={"step": 0}).wait()
         run = Run.open(root_uri / "run")
         names = striking.names
         assert {"model/d", "model/b", "model/manifest.ocdbt", "meta/data.json",
@@ -175,7 +190,7 @@ def test_a_file_that_is_damaged_before_the_step_is_published_fails_the_save(
                 continue  # Orbax's own, and without content
             striking.strike = (number, damage)
             step = number + 1
-            handle = made.save(step, state(step), meta={"step": step})
+            handle = made.save(step, small(step), meta={"step": step})
             if is_looked_at(root_uri, name, damage):
                 with pytest.raises(SaveError, match="are not what was written") as caught:
                     handle.wait()
@@ -192,7 +207,7 @@ def test_a_file_that_is_damaged_before_the_step_is_published_fails_the_save(
                     load(handle.uri, step)
             assert [info.step for info in run.steps()] == durable
         striking.strike = None
-        last = made.save(99, state(99), meta={"step": 99})
+        last = made.save(99, small(99), meta={"step": 99})
         last.wait()
     assert [info.step for info in run.steps()] == [*durable, 99]
     assert verify_step(run, 99).ok
@@ -200,5 +215,5 @@ def test_a_file_that_is_damaged_before_the_step_is_published_fails_the_save(
 
 
 def load(uri, seed):
-    for item, tree in state(seed).items():
+    for item, tree in small(seed).items():
         assert_same(restore_item(uri, item, abstract(tree)), tree)

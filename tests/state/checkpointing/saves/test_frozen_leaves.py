@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 
 from cairn import Checkpointer, Damage, DedupPolicy, Run, SaveError
-from cairn.state.checkpointing import leaf_forms
-from cairn.state.checkpointing.device_digests import (
-    DeviceShard,
-    compile_digests,
-    has_digest,
-    start_digests,
-)
-from cairn.state.checkpointing.saves import tree_writer
-from cairn.state.checkpointing.saves.dedup import Dedup
-from cairn.state.checkpointing.saves.host_arrays import DeferredLeaf, Transfers
 from cairn.storage.runs.annotate import note_verified
 from tests.state.checkpointing.saves.arrays import numbers, put_by_program
+from tests.state.seams import (
+    Dedup,
+    DeferredLeaf,
+    DeviceShard,
+    Transfers,
+    compile_digests,
+    has_digest,
+    leaf_forms,
+    start_digests,
+    tree_writer,
+)
 from tests.storage.states import assert_same, put
 
 LEAF = 64 << 10

@@ -16,11 +16,18 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from cairn import Checkpointer, Run, UnsupportedLeafError
-from cairn.state.checkpointing import checkpointer as checkpointer_module
 from cairn.state.checkpointing.restore import restore_item
-from cairn.state.checkpointing.saves import host_arrays, host_trees, save_job, tree_writer
-from cairn.state.checkpointing.saves.host_arrays import Transfers, host_views, viewed
-from cairn.storage.arrays import chunks as chunk_shape
+from tests.state.seams import (
+    Transfers,
+    host_arrays,
+    host_trees,
+    host_views,
+    save_job,
+    tree_writer,
+    viewed,
+)
+from tests.state.seams import checkpointer as checkpointer_module
+from tests.state.seams import chunks as chunk_shape
 from tests.storage.states import assert_same, floats, mesh, put, raw
 
 

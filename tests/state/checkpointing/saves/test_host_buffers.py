@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from cairn import Checkpointer, PolicyError, Run, SaveError
 from cairn.state.checkpointing.restore import restore_item
-from cairn.state.checkpointing.saves import host_buffers, tree_writer
-from cairn.state.checkpointing.saves.host_buffers import HostBuffers, places
+from tests.state.seams import HostBuffers, host_buffers, places, tree_writer
 from tests.storage.states import assert_same, floats, mesh, put, raw
 
 LARGE = (256, 512)

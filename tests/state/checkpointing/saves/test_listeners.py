@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from cairn import Checkpointer
-from cairn.state.checkpointing.saves import listeners
+from tests.state.seams import listeners
 
 TREE = {"w": jnp.zeros(4)}
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from cairn import CorruptionError, ObjectStore, SaveError, UnsupportedFormatError
-from cairn.state.checkpointing.saves.process_records import (
+from cairn.storage.arrays.data_files import StoredFile, stored_file
+from cairn.storage.arrays.ocdbt import ValueRef
+from tests.state.seams import (
     ProcessRecord,
     WrittenShard,
     parse_records,
@@ -15,8 +17,6 @@ from cairn.state.checkpointing.saves.process_records import (
     records_to_bytes,
     remove_records,
 )
-from cairn.storage.arrays.data_files import StoredFile, stored_file
-from cairn.storage.arrays.ocdbt import ValueRef
 
 
 def random_part(seed):

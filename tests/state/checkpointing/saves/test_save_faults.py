@@ -17,7 +17,7 @@ from cairn import (
     parse_uri,
 )
 from cairn.state.checkpointing.restore import restore_item
-from cairn.storage.store import deadlines, objects
+from tests.state.seams import deadlines, objects
 from tests.storage.states import abstract, assert_same, state
 
 UPLOADS = r".*(insert|upload).*"

@@ -8,18 +8,13 @@ import pytest
 from prometheus_client import REGISTRY
 
 from cairn import LeaseHeldError, SaveError, SaveHandle, SaveState, StepExistsError, parse_uri
-from cairn.state.checkpointing.saves import save_metrics
-from cairn.state.checkpointing.saves.save_handle import (
-    call_of_save,
-    pop_call_time,
-    refused_save,
-    superseded_save,
-)
+from cairn.state.checkpointing.saves.save_handle import call_of_save, superseded_save
 from cairn.state.checkpointing.saves.save_metrics import (
     record_outcome,
     record_refusal,
     record_started,
 )
+from tests.state.seams import pop_call_time, refused_save, save_metrics
 
 RUN = parse_uri("/runs/a run")
 

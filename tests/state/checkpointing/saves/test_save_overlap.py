@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from cairn import Checkpointer, LeaseHeldError, Run, SaveError, SaveHandle, delete_step
-from cairn.state.checkpointing import checkpointer as checkpointer_module
 from cairn.state.checkpointing.restore import restore_item
-from cairn.state.checkpointing.saves import save_job
-from cairn.state.checkpointing.saves.host_trees import HostTrees
 from cairn.storage.runs.lease import read_lease
-from cairn.storage.runs.rollback import last_to_keep
+from tests.state.seams import HostTrees, last_to_keep, save_job
+from tests.state.seams import checkpointer as checkpointer_module
 from tests.storage.states import abstract, assert_same, state
 
 

@@ -10,6 +10,7 @@ import pytest
 from cairn import Checkpointer, Run, StepState
 from cairn.state.checkpointing import exit_guard
 from cairn.state.checkpointing.restore import restore_item
+from tests.faults.report import is_long
 from tests.programs.interpreter import FINALIZED
 from tests.programs.program import Program
 from tests.storage.states import abstract, assert_same, state
@@ -67,16 +68,8 @@ def test_a_script_whose_last_line_is_a_save_exits_once_durable(root_uri):
     assert listed(uri) == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("last", "expected"),
-    [
-        ("", 1),
-        ("sys.exit(0)", 1),
-        ("raise SystemExit", 1),
-        ("raise ValueError('the training broke')", 1),
-    ],
-)
-def test_a_script_whose_last_save_fails_exits_with_a_failure(tmp_path, last, expected):
+@pytest.mark.parametrize("last", ["", "sys.exit(0)"])
+def test_a_script_whose_last_save_fails_exits_with_a_failure(tmp_path, last):
     script = f"""
 import atexit
 atexit.register(print, "other exit handlers run too", flush=True)
@@ -89,7 +82,7 @@ save(2)
 {last}
 """
     status, out, err = run(script, tmp_path / "run")
-    assert status == expected, err
+    assert status == 1, err
     assert "the disk is on fire" in err
     assert "other exit handlers run too" in out
     assert listed(tmp_path / "run") == [1]
@@ -132,17 +125,17 @@ def never_answered(gcs, operation, **options):
     )
 
 
-@pytest.mark.parametrize(
-    "operation",
-    [
-        pytest.param(r"objects\.list", id="ours"),
-        pytest.param(r"objects\.get", id="Orbax's"),  # whether the folder is there
-        pytest.param("upload", id="arrays"),
-    ],
-)
-def test_a_script_whose_store_never_answers_its_last_save_ends_with_a_failure(gcs, operation):
+OPERATIONS = {
+    "ours": r"objects\.list",
+    "Orbax's": r"objects\.get",  # whether the folder is there
+    "arrays": "upload",
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS if is_long() else ["ours"])
+def test_a_script_whose_store_never_answers_its_last_save_ends_with_a_failure(gcs, name):
     uri = f"{gcs.bucket_uri}/run"
-    hung = never_answered(gcs, operation, count=None)
+    hung = never_answered(gcs, OPERATIONS[name], count=None)
     status, _, err = run(HUNG, uri)
     assert hung.fired
     assert status == exit_guard.FAILED_STATUS, err
@@ -211,13 +204,6 @@ def test_a_forked_child_too_exits_once_durable_or_with_a_failure(tmp_path):
     assert listed(tmp_path / "run-False") == [1]
 
 
-KILLED_WHILE_WRITING = """
-save(3).wait()
-big = {"model": {"w": put(np.ones((8192, 8192), np.float32), "fsdp")}}
-save(6, big)
-print("saving", flush=True)
-sys.stdin.read()
-"""
 KILLED_AFTER_COMMIT = """
 import cairn.storage.runs.writer, threading
 save(3).wait()
@@ -230,24 +216,17 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize(
-    ("script", "left"),
-    [
-        (KILLED_WHILE_WRITING, {StepState.IN_FLIGHT, StepState.ABANDONED}),
-        (KILLED_AFTER_COMMIT, {StepState.IN_FLIGHT, StepState.UNVERIFIED}),
-    ],
-    ids=["while writing", "between commit and manifest"],
-)
-def test_a_kill_in_the_middle_of_a_save_leaves_the_previous_step_latest(tmp_path, script, left):
+def test_a_kill_between_commit_and_manifest_leaves_the_previous_step_latest(tmp_path):
     uri = tmp_path / "run"
-    process = start(script, uri)
+    process = start(KILLED_AFTER_COMMIT, uri)
     assert process.stdout.readline() == "saving\n", process.communicate()[1]
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
     found = Run.open(uri)
     assert found.latest().step == 3
-    assert {info.state for info in found.all_states() if info.step == 6} <= left
+    left = {info.state for info in found.all_states() if info.step == 6}
+    assert left <= {StepState.IN_FLIGHT, StepState.UNVERIFIED}
     expected = state(3)["model"]
     assert_same(restore_item(found.step_uri(found.latest()), "model", abstract(expected)), expected)
 

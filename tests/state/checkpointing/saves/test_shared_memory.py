@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from cairn import Checkpointer, Run, load, verify_step
-from cairn.storage.arrays import data_files
 from cairn.storage.arrays.box_buffers import aligned_empty
+from tests.state.seams import data_files
 
 
 def ours_and_theirs(shape, dtype):

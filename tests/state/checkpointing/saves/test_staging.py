@@ -20,24 +20,24 @@ from hypothesis import strategies as st
 
 from cairn import Checkpointer, Run, SaveError
 from cairn.state.checkpointing.restore import restore_item
-from cairn.state.checkpointing.saves import (
+from tests.faults.report import is_long, trials
+from tests.programs.program import run
+from tests.state.checkpointing.saves.arrays import numbers, put_by_program
+from tests.state.seams import (
+    BoxToCopy,
+    HostBox,
+    Staging,
+    Transfers,
+    data_file_writers,
+    divide_memory,
     host_arrays,
     host_trees,
     pinned_warmup,
+    plan_waves,
     preparation,
     staging,
     tree_writer,
 )
-from cairn.state.checkpointing.saves.host_arrays import HostBox, Transfers
-from cairn.state.checkpointing.saves.staging import (
-    BoxToCopy,
-    Staging,
-    divide_memory,
-    plan_waves,
-)
-from cairn.storage.arrays import data_file_writers
-from tests.programs.program import run
-from tests.state.checkpointing.saves.arrays import numbers, put_by_program
 from tests.storage.states import assert_same, put, raw
 
 REPOSITORY = Path(__file__).parents[4]
@@ -245,10 +245,25 @@ def test_on_a_cpu_only_numpy_arrays_are_copied():
 LIMITS = {"1": 1, "leaf": LEAF, "3": 3 * LEAF, "all": 1 << 30, "none": None}
 
 
-@pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
-def test_what_is_saved_is_what_the_arrays_held_in_however_many_waves(root_uri, accelerator, limit):
+SOME = [
+    ("file", "transfers", "1"),
+    ("gcs", "pinned", "leaf"),
+    ("gcs", "transfers", "3"),
+    ("file", "pinned", "all"),
+    ("file", "transfers", "none"),
+]
+EACH = itertools.product(("file", "gcs"), ("transfers", "pinned"), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("root_uri", "accelerator", "name"),
+    EACH if is_long() else SOME,
+    indirect=["root_uri", "accelerator"],
+)
+def test_what_is_saved_is_what_the_arrays_held_in_however_many_waves(root_uri, accelerator, name):
     """A step donates them at once, and NumPy arrays are overwritten, when `save` returns."""
     step = jax.jit(lambda leaf: leaf + jnp.ones((), leaf.dtype), donate_argnums=0)
+    limit = LIMITS[name]
     expected, handles = {}, {}
     with Checkpointer(root_uri / "run", writer_id="job", host_memory=limit) as checkpointer:
         for number in (1, 2, 3):
@@ -588,16 +603,16 @@ def test_of_objects_on_their_way_no_more_are_in_memory_than_was_granted(
 ):
     """Each is an object of 64 KiB, of which two copies may be in memory; of two items."""
     monkeypatch.setattr(data_file_writers, "REMOTE_FILE_BYTES", LEAF)
-    tree = {f"w{n}": jnp.array(numbers(n)) for n in range(8)}
+    tree = {f"w{n}": jnp.array(numbers(n)) for n in range(4)}
     items = {"model": tree, "optimizer": tree}
     with Checkpointer(f"{gcs.bucket_uri}/root/run", host_memory=limit) as checkpointer:
         checkpointer.save(1, {"model": {"w": jnp.array(numbers(9))}}).wait()
         gcs.server.requests.clear()
-        gcs.faults.add("slow", seconds=0.2, count=None, name=r"/attempts/1/2/\w+/d/")
+        gcs.faults.add("slow", seconds=0.1, count=None, name=r"/attempts/1/2/\w+/d/")
         handle = checkpointer.save(2, items)
         handle.wait()
     sent = [one for one in gcs.server.requests if one.received > LEAF]
-    assert len(sent) == 16
+    assert len(sent) == 8
     together = max(sum(a.began <= b.began < a.ended for a in sent) for b in sent)
     assert together > 2 if most is None else 1 <= together <= most
     assert_same(stored(handle, "model", tree), jax.tree.map(np.asarray, tree))
@@ -629,7 +644,7 @@ class CopiedBytes:
 
 
 @pytest.mark.parametrize("gpu", [False, True], ids=["transfers", "pinned"])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=trials(short=4, long=50), deadline=None)
 @given(
     rows=st.lists(st.integers(1, 64), min_size=1, max_size=12),
     limit=st.integers(1, 400 << 10),
@@ -669,9 +684,9 @@ if kind == "elsewhere":
     for module in (host_arrays, host_trees, preparation):
         module.on_host = lambda: False
     made = jax.jit(lambda n: jnp.full((1 << 22,), n, jnp.float32))
-    tree = {f"w{n}": jax.block_until_ready(made(float(n))) for n in range(24)}
+    tree = {f"w{n}": jax.block_until_ready(made(float(n))) for n in range(12)}
 else:
-    tree = {f"w{n}": np.full(1 << 22, n, np.float32) for n in range(24)}
+    tree = {f"w{n}": np.full(1 << 22, n, np.float32) for n in range(12)}
 with Checkpointer(root, host_memory=limit) as checkpointer:
     checkpointer.save(1, {"model": {"w": np.ones(1 << 22, np.float32)}}).wait()
     memory = PeakMemory()
@@ -683,7 +698,7 @@ with Checkpointer(root, host_memory=limit) as checkpointer:
 
 @pytest.mark.parametrize("kind", ["numpy", "elsewhere"])
 def test_the_peak_of_memory_is_what_was_granted_and_one_leaf(tmp_path, kind):
-    """384 MiB in leaves of 16; without a limit the copies are as large as the state."""
+    """192 MiB in leaves of 16; without a limit the copies are as large as the state."""
 
     def measured(limit):
         program = ["-c", MEASURED, str(tmp_path / f"run-{limit}"), kind, str(limit)]
@@ -692,8 +707,8 @@ def test_the_peak_of_memory_is_what_was_granted_and_one_leaf(tmp_path, kind):
         return tuple(map(int, done.stdout.split()))
 
     waves, extra = measured(48)
-    assert waves == 8
+    assert waves == 4
     assert extra <= 48 + 16
     if kind == "numpy":  # arrays of a CPU's device have no copies without a limit
         waves, extra = measured(0)
-        assert (waves, extra >= 350) == (1, True)
+        assert (waves, extra >= 170) == (1, True)
