@@ -46,10 +46,7 @@ def recorded(hangs, name, trials):
     [("hang", None), ("hang", 1), ("mute", 1), ("stall_download", None)],
 )
 def test_a_save_whose_store_falls_silent_fails_and_is_never_published(hangs, kind, count):
-    requests = hangs.begin()
-    if kind == "stall_download":
-        requests //= 3  # of which so many are downloads, about
-    chosen = indices(requests, f"save {kind} {count}")
+    chosen = indices(hangs.begin(kind), f"save {kind} {count}")
     for at in chosen:
         hangs.save(at, kind, count)
     recorded(hangs, f"save {kind}" + (" at one request" if count == 1 else ""), len(chosen))
@@ -62,9 +59,8 @@ LONG = [(name, kind) for name in READS for kind in ("hang", "stall_download")]
 
 @pytest.mark.parametrize(("name", "kind"), LONG if report.is_long() else SHORT)
 def test_a_call_whose_store_falls_silent_ends(hangs, name, kind):
-    hangs.begin()
-    requests = hangs.requests(lambda: READS[name](hangs.uri, 1))
-    chosen = indices(max(1, requests // 2) if kind == "stall_download" else requests, name)
+    hangs.begin(kind)
+    chosen = indices(hangs.requests(lambda: READS[name](hangs.uri, 1), kind), name)
     for at in chosen:
         hangs.read(name, at, kind, None)
     recorded(hangs, f"{name} {kind}", len(chosen))
