@@ -21,23 +21,38 @@ def store(tmp_path):
     return tmp_path / "store"
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A store of two runs, for tests that need no server of their own."""
+    store = tmp_path_factory.mktemp("shared") / "store"
+    save_llama(store / "cancelled")
+    for step in (1, 2):  # by two jobs, which share no files
+        save_llama(store / "damaged", (step,))
+    return store
+
+
+@pytest.fixture(scope="module")
+def url(shared):
+    with serve(create_app(Settings(root=str(shared), data_dir=shared.parent / "data"))) as url:
+        yield url
+
+
 def test_export_is_cancelled_while_it_runs_leaves_nothing_and_is_resumed(
-    browser, store, tmp_path, monkeypatch
+    browser, shared, url, monkeypatch
 ):
     hold = Hold(monkeypatch)
-    app = create_app(Settings(root=str(store), data_dir=tmp_path / "data"))
-    with serve(app) as url, opened(browser, url) as page:
-        page.goto("/ui/default/llama/steps/1")
+    with opened(browser, url) as page:
+        page.goto("/ui/default/cancelled/steps/1")
         page.get_by_role("button", name="Export to PyTorch").click()
         card = page.locator(".operation").first
         assert hold.reached.wait(PATIENCE)
         expect(card).to_have_attribute("data-state", "running", timeout=LONG)
-        assert len(tries(store, "llama")) == 1
+        assert len(tries(shared, "cancelled")) == 1
         card.get_by_role("button", name="Cancel").click()
         expect(card).to_have_attribute("data-state", "cancelled", timeout=LONG)
         expect(card).to_contain_text("what it wrote is removed")
         expect(card.get_by_role("button", name="Cancel")).to_have_count(0)
-        until(lambda: tries(store, "llama") == [])
+        until(lambda: tries(shared, "cancelled") == [])
         page.reload()
         expect(card).to_have_attribute("data-state", "cancelled")
         hold.reached.clear()
@@ -48,7 +63,7 @@ def test_export_is_cancelled_while_it_runs_leaves_nothing_and_is_resumed(
         expect(card).to_have_attribute("data-state", "succeeded", timeout=LONG)
         card.get_by_role("link", name="Files").click()
         expect(page.get_by_role("link", name="model.safetensors", exact=True)).to_be_visible()
-        assert len(tries(store, "llama")) == 1
+        assert len(tries(shared, "cancelled")) == 1
 
 
 def test_what_a_dead_worker_had_is_given_to_another_that_ends_it(browser, store, tmp_path):
@@ -86,7 +101,7 @@ def _workers(url):
 
 
 def test_operation_of_a_kind_that_is_not_known_here_is_shown_as_such(browser, store, tmp_path):
-    settings = Settings(root=str(store), data_dir=tmp_path / "data")
+    settings = Settings(root=str(store), data_dir=tmp_path / "data", worker=False)
     with serve(create_app(settings)) as url, opened(browser, url) as page:
         start_newer(settings.jobs_database_url)
         page.goto("/operations")
@@ -100,17 +115,13 @@ def test_operation_of_a_kind_that_is_not_known_here_is_shown_as_such(browser, st
         expect(page.locator(".operation")).to_contain_text("this server does not know")
 
 
-def test_damage_is_shown_once_it_is_found_and_gone_once_the_step_is_repaired(
-    browser, store, tmp_path
-):
-    save_llama(store / "llama", (2,))
-    folder = store / "llama" / "attempts" / "2" / "2" / "optimizer" / "d"
+def test_damage_is_shown_once_it_is_found_and_gone_once_the_step_is_repaired(browser, shared, url):
+    folder = shared / "damaged" / "attempts" / "2" / "2" / "optimizer" / "d"
     values = max(folder.iterdir(), key=lambda path: path.stat().st_size)
     saved = values.read_bytes()
     values.write_bytes(saved[:-1] + bytes([saved[-1] ^ 1]))
-    app = create_app(Settings(root=str(store), data_dir=tmp_path / "data"))
-    with serve(app) as url, opened(browser, url) as page:
-        page.goto("/ui/default/llama/steps/2")
+    with opened(browser, url) as page:
+        page.goto("/ui/default/damaged/steps/2")
         page.get_by_text("More to do").click()
         page.get_by_role("button", name="Verify", exact=True).click()
         banner = page.locator("#damage")

@@ -9,25 +9,32 @@ from tests.service.servers import serve
 from tests.service.stores import make_run
 
 
-@pytest.fixture
-def held(tmp_path):
-    writer = Writer(make_run(tmp_path / "store/run", [1, 2]), writer="job-7")
-    writer.begin()
-    yield writer
-    writer.close()
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return tmp_path_factory.mktemp("held") / "store"
 
 
-@pytest.fixture
-def url(held, tmp_path):
-    with serve(
-        create_app(Settings(root=str(tmp_path / "store"), data_dir=tmp_path / "data"))
-    ) as url:
+@pytest.fixture(scope="module")
+def url(store):
+    store.mkdir()
+    with serve(create_app(Settings(root=str(store), data_dir=store.parent / "data"))) as url:
         yield url
 
 
-def test_run_is_taken_over_from_its_page_once_that_was_confirmed(browser, url):
+@pytest.fixture
+def held(request, store):
+    """The writer of a run that is the test's own, and the run's page."""
+    name = "-".join(request.node.name.split("_")[1:5])
+    writer = Writer(make_run(store / name, [1, 2]), writer="job-7")
+    writer.begin()
+    yield writer, f"/ui/default/{name}"
+    writer.close()
+
+
+def test_run_is_taken_over_from_its_page_once_that_was_confirmed(browser, url, held):
+    _, place = held
     with opened(browser, url) as page:
-        page.goto("/ui/default/run")
+        page.goto(place)
         writes = page.locator("dl.figures div", has_text="Writes now")
         expect(writes).to_contain_text("job-7")
         writes.get_by_role("link", name="Take over…").click()
@@ -48,15 +55,16 @@ def test_run_is_taken_over_from_its_page_once_that_was_confirmed(browser, url):
         page.goto("/audit")
         entry = page.locator("#audit tr", has_text="run.takeOver")
         expect(entry).to_contain_text("its node is gone")
-        page.goto("/ui/default/run/take-over")
+        page.goto(f"{place}/take-over")
         expect(page.get_by_role("heading", name="Nobody holds this run")).to_be_visible()
 
 
 def test_run_that_was_given_back_meanwhile_is_told_so(browser, url, held):
+    writer, place = held
     with opened(browser, url, "412 (Precondition Failed)") as page:
-        page.goto("/ui/default/run/take-over")
+        page.goto(f"{place}/take-over")
         page.get_by_label("The job of job-7 is over, or is to end").check()
-        held.close()
+        writer.close()
         page.get_by_role("button", name="Take it over from job-7").click()
         told = page.locator("#take-over-result").get_by_role("alert")
         expect(told).to_contain_text("found none")
