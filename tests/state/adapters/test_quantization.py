@@ -166,7 +166,7 @@ def test_activations_are_off_by_at_most_half_a_step_on_both_sides(method):
 
 @pytest.mark.parametrize(
     ("method", "group_size"),
-    itertools.product(("a8bit", "a8q", "a4q", "aqt"), (-1, 16))
+    [*itertools.product(("a8bit", "a8q", "a4q", "aqt"), (-1, 16))]
     if is_long()
     else [("a8bit", 16), ("a8q", -1), ("a4q", 16)],
 )

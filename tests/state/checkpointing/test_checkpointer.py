@@ -58,8 +58,8 @@ from tests.storage.states import abstract, assert_same, floats, put, raws, state
 
 
 @pytest.fixture
-def run_uri(root_uri):
-    return root_uri / "run"
+def run_uri(some_root_uri):
+    return some_root_uri / "run"
 
 
 @pytest.fixture
@@ -538,9 +538,9 @@ def test_a_background_failure_is_raised_by_wait_and_the_next_save_works(
 
 
 @pytest.mark.parametrize(
-    ("root_uri", "there"),
+    ("some_root_uri", "there"),
     [("file", "before"), ("file", "while it is written"), ("gcs", "before")],
-    indirect=["root_uri"],
+    indirect=["some_root_uri"],
 )
 def test_a_step_that_orbax_saved_into_the_attempt_survives_a_save_of_the_same_step(
     checkpointer, run_uri, monkeypatch, there

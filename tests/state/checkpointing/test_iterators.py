@@ -44,8 +44,8 @@ def tree(step=1):
 
 
 @pytest.fixture
-def run_uri(root_uri):
-    return root_uri / "run"
+def run_uri(some_root_uri):
+    return some_root_uri / "run"
 
 
 @pytest.fixture
@@ -353,13 +353,13 @@ def test_a_position_that_did_not_arrive_as_it_was_meant_fails_the_save(tmp_path,
     assert checkpointer.steps() == []
 
 
-def test_a_fork_has_the_positions_too(checkpointer, run_uri, root_uri):
+def test_a_fork_has_the_positions_too(checkpointer, run_uri, some_root_uri):
     checkpointer.save(1, tree(), iterators={"train": Numbers(2)}).wait()
     run = Run.open(run_uri)
-    fork_run(run, run.step(1), root_uri / "child", by="me")
-    load(root_uri / "child", tree(), iterators={"train": (found := Numbers())})
+    fork_run(run, run.step(1), some_root_uri / "child", by="me")
+    load(some_root_uri / "child", tree(), iterators={"train": (found := Numbers())})
     assert found.at == 2
-    child = Run.open(root_uri / "child")
+    child = Run.open(some_root_uri / "child")
     assert child.manifest(child.step(1)).iterators == {"train": 1}
     assert verify_step(child, 1).ok
 

@@ -72,8 +72,8 @@ def trained(seed: int = 0, steps: int = 2) -> tuple[Net, nnx.Optimizer]:
 
 
 @pytest.fixture
-def run_uri(root_uri):
-    return root_uri / "run"
+def run_uri(some_root_uri):
+    return some_root_uri / "run"
 
 
 @pytest.fixture

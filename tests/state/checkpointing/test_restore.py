@@ -59,10 +59,10 @@ def make_plain(uri):
     as_plain_step(run, run.step(1))
 
 
-def test_a_state_comes_back_bit_equal_in_its_own_containers(step, root_uri):
+def test_a_state_comes_back_bit_equal_in_its_own_containers(step, some_root_uri):
     params = state()["model"]
     optimizer = optax.adamw(1e-3).init(params)
-    uri = step(root_uri / "run", model=params, optimizer=optimizer)
+    uri = step(some_root_uri / "run", model=params, optimizer=optimizer)
     assert_same(restore_item(uri, "model", abstract(params)), params)
     assert_same(restore_item(uri, "optimizer", abstract(optimizer)), optimizer)
     assert read_meta(uri) == {"step": 1, "name": "ü"}
@@ -255,9 +255,9 @@ FLAT = {
 }
 
 
-def test_keys_with_slashes_and_dots_come_back(step, root_uri):
+def test_keys_with_slashes_and_dots_come_back(step, some_root_uri):
     tree = {**FLAT, "key/1": jax.random.key(3), "w/by.rows": put(floats(16, 4), "fsdp", None)}
-    uri = step(root_uri / "run", model=tree)
+    uri = step(some_root_uri / "run", model=tree)
     assert_same(restore_item(uri, "model", abstract(tree)), tree)
     assert stored_tree(uri, "model").keys() == raws(tree).keys()
     run = Run.open(uri.parent.parent.parent)

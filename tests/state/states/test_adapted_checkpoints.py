@@ -94,7 +94,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("kind", "placed"), itertools.product(KINDS, MESHES) if is_long() else SOME
+    ("kind", "placed"), [*itertools.product(KINDS, MESHES)] if is_long() else SOME
 )
 def test_a_saved_state_comes_back_bit_for_bit_onto_any_mesh(runs, kind, placed):
     uri, state = runs[kind]
@@ -203,7 +203,7 @@ def float_run(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("method", "placed"),
-    itertools.product(("nf4", "a8bit"), MESHES)
+    [*itertools.product(("nf4", "a8bit"), MESHES)]
     if is_long()
     else [("nf4", "same"), ("a8bit", "one"), ("nf4", "other")],
 )

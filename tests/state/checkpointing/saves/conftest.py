@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from tests.state.seams import host_arrays, host_trees, pinned_warmup, preparation, tree_writer
+from tests.stores import give_in_turn
 
 
 @pytest.fixture
@@ -12,6 +13,10 @@ def elsewhere(monkeypatch):
     """The devices' memory is not the host's."""
     for module in (host_arrays, host_trees, preparation):
         monkeypatch.setattr(module, "on_host", lambda: False)
+
+
+def pytest_generate_tests(metafunc):
+    give_in_turn(metafunc, "accelerator", ("transfers", "pinned"))
 
 
 @pytest.fixture

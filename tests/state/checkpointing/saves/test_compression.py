@@ -20,8 +20,8 @@ from cairn import (
 from cairn.state.checkpointing.restore import restore_item
 from cairn.storage.runs.records.manifest import LeafRecord
 from tests.faults.report import is_long
-from tests.state.checkpointing.conftest import STORES
 from tests.storage.states import abstract, assert_same, floats, mesh, put, state
+from tests.stores import STORES
 
 KIB = 1024
 
@@ -52,29 +52,31 @@ def stored_bytes(run_uri, step):
     return run.manifest(run.step(step)).nbytes
 
 
-def test_a_compressed_step_is_smaller_and_comes_back_bit_equal(root_uri):
+def test_a_compressed_step_is_smaller_and_comes_back_bit_equal(some_root_uri):
     items = {"model": compressible(), **state()}
-    plain = save(root_uri / "plain", items)
-    packed = save(root_uri / "packed", items, compression="zstd")
+    plain = save(some_root_uri / "plain", items)
+    packed = save(some_root_uri / "packed", items, compression="zstd")
     for handle in (plain, packed):
         for name, tree in items.items():
             assert_same(restore_item(handle.uri, name, abstract(tree)), tree)
     only = {"model": compressible()}
-    save(root_uri / "plain", only, step=2)
-    save(root_uri / "packed", only, step=2, compression="zstd")
-    assert stored_bytes(root_uri / "packed", 2) < 0.5 * stored_bytes(root_uri / "plain", 2)
+    save(some_root_uri / "plain", only, step=2)
+    save(some_root_uri / "packed", only, step=2, compression="zstd")
+    assert stored_bytes(some_root_uri / "packed", 2) < 0.5 * stored_bytes(
+        some_root_uri / "plain", 2
+    )
 
 
-def test_plain_orbax_reads_a_compressed_step(root_uri):
+def test_plain_orbax_reads_a_compressed_step(some_root_uri):
     tree = {name: leaf for name, leaf in compressible().items() if name != "int4"}  # two in a byte
-    handle = save(root_uri / "run", {"model": tree}, compression="zstd")
+    handle = save(some_root_uri / "run", {"model": tree}, compression="zstd")
     loaded = ocp.load(handle.uri.orbax_path(), abstract(tree), checkpointable_name="model")
     assert_same(loaded, tree)
 
 
-def test_a_compressed_step_is_restored_on_other_devices_and_read_by_part(root_uri):
+def test_a_compressed_step_is_restored_on_other_devices_and_read_by_part(some_root_uri):
     tree = compressible()
-    handle = save(root_uri / "run", {"model": tree}, compression="zstd")
+    handle = save(some_root_uri / "run", {"model": tree}, compression="zstd")
     target = abstract(tree, mesh(4))
     found = restore_item(handle.uri, "model", target)
     assert found["rows"].sharding.mesh.size == 4
@@ -84,11 +86,11 @@ def test_a_compressed_step_is_restored_on_other_devices_and_read_by_part(root_ur
     np.testing.assert_array_equal(part, np.asarray(tree["columns"])[3:9, 100:200:7])
 
 
-def test_the_manifest_names_the_compression_and_is_silent_without(root_uri):
+def test_the_manifest_names_the_compression_and_is_silent_without(some_root_uri):
     tree = {"model": {"w": put(floats(64, 32)), "empty": jnp.zeros((0, 3))}}
-    save(root_uri / "run", tree, compression="zstd")
-    save(root_uri / "run", tree, step=2)
-    run = Run.open(root_uri / "run")
+    save(some_root_uri / "run", tree, compression="zstd")
+    save(some_root_uri / "run", tree, step=2)
+    run = Run.open(some_root_uri / "run")
     leaves = {leaf.path: leaf.compression for leaf in run.contents(run.step(1)).leaves}
     assert leaves == {"w": "zstd", "empty": None}
     plain = run.contents(run.step(2))
@@ -119,12 +121,12 @@ def test_every_flipped_bit_of_compressed_values_is_found(tmp_path):
             restore_item(handle.uri, "model", abstract(tree["model"]))
 
 
-@pytest.mark.parametrize("root_uri", STORES if is_long() else ["file"], indirect=True)
-def test_a_change_of_compression_writes_unchanged_leaves_again(root_uri):
+@pytest.mark.parametrize("some_root_uri", STORES if is_long() else ["file"], indirect=True)
+def test_a_change_of_compression_writes_unchanged_leaves_again(some_root_uri):
     """Linked files would not be what the new step's description says of them."""
     frozen = {"w": put(np.ones((256, 256), np.float32), "fsdp")}
     handles = []
-    with Checkpointer(root_uri / "run", writer_id="job") as checkpointer:
+    with Checkpointer(some_root_uri / "run", writer_id="job") as checkpointer:
         for step, compression in enumerate((None, "zstd", "zstd", None), start=1):
             handles.append(
                 checkpointer.save(
@@ -134,19 +136,19 @@ def test_a_change_of_compression_writes_unchanged_leaves_again(root_uri):
             handles[-1].wait()
     for handle in handles:
         assert_same(restore_item(handle.uri, "model", abstract(frozen)), frozen)
-    sizes = [stored_bytes(root_uri / "run", step) for step in (1, 2, 3, 4)]
+    sizes = [stored_bytes(some_root_uri / "run", step) for step in (1, 2, 3, 4)]
     assert sizes[1] < 0.2 * sizes[0]
     assert sizes[2] < 0.2 * sizes[0]
     assert sizes[3] > 0.9 * sizes[0]
-    if root_uri.scheme == "file":
+    if some_root_uri.scheme == "file":
         for one, links in zip(handles, (1, 2, 2, 1), strict=True):
             (file,) = Path(one.uri.local_path, "model", "d").iterdir()
             assert file.stat().st_nlink == links
 
 
 @pytest.mark.parametrize("compression", ["gzip", "", True, 3])
-def test_an_unknown_compression_is_refused_and_nothing_is_stored(root_uri, compression):
+def test_an_unknown_compression_is_refused_and_nothing_is_stored(some_root_uri, compression):
     with pytest.raises(UnsupportedFormatError, match=r"compression.*expected.*'zstd'"):
-        save(root_uri / "run", {"model": {"w": floats(3)}}, compression=compression)
+        save(some_root_uri / "run", {"model": {"w": floats(3)}}, compression=compression)
     with pytest.raises(StorageError):
-        Run.open(root_uri / "run")
+        Run.open(some_root_uri / "run")

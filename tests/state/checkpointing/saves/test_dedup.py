@@ -29,17 +29,17 @@ from cairn.state.checkpointing.restore import restore_item
 from cairn.storage.arrays.four_bits import packing_axis
 from cairn.storage.runs.annotate import note_verified
 from tests.faults.report import is_long
-from tests.state.checkpointing.conftest import STORES
 from tests.state.seams import dedup, packed_shape, unpack
 from tests.storage.arrays.test_fingerprints import cancelling_sign_changes, with_signs_changed
 from tests.storage.states import abstract, assert_same, floats, put
+from tests.stores import STORES
 
 KIB = 1024
 
 
 @pytest.fixture
-def checkpointer(root_uri):
-    with Checkpointer(root_uri / "run", writer_id="job") as made:
+def checkpointer(some_root_uri):
+    with Checkpointer(some_root_uri / "run", writer_id="job") as made:
         yield made
 
 
@@ -70,8 +70,8 @@ def assert_whole(handle, items):
         assert_same(restore_item(handle.uri, name, abstract(tree)), tree)
 
 
-@pytest.mark.parametrize("root_uri", STORES, indirect=True)
-def test_a_frozen_base_is_not_written_again(checkpointer, root_uri):
+@pytest.mark.parametrize("some_root_uri", STORES, indirect=True)
+def test_a_frozen_base_is_not_written_again(checkpointer, some_root_uri):
     frozen = base()
     first, items = save(checkpointer, 1, frozen, adapters(1))
     assert_whole(first, items)
@@ -81,21 +81,21 @@ def test_a_frozen_base_is_not_written_again(checkpointer, root_uri):
         assert_same(
             ocp.load(second.uri.orbax_path(), abstract(tree), checkpointable_name=name), tree
         )
-    if root_uri.scheme == "file":
+    if some_root_uri.scheme == "file":
         frozen_bytes = sum(leaf.nbytes for leaf in frozen.values())
         assert written_bytes(first.uri, links=2) > frozen_bytes
         assert written_bytes(second.uri) < 64 * KIB < frozen_bytes
 
 
-@pytest.mark.parametrize("root_uri", STORES if is_long() else ["file"], indirect=True)
-def test_equal_values_in_new_arrays_are_recognised(checkpointer, root_uri):
+@pytest.mark.parametrize("some_root_uri", STORES if is_long() else ["file"], indirect=True)
+def test_equal_values_in_new_arrays_are_recognised(checkpointer, some_root_uri):
     """A jitted step that passes the base through gives arrays of its own."""
     frozen = base()
     save(checkpointer, 1, frozen, adapters(1))
     passed = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(frozen)
     second, items = save(checkpointer, 2, passed, adapters(2))
     assert_whole(second, items)
-    if root_uri.scheme == "file":
+    if some_root_uri.scheme == "file":
         assert written_bytes(second.uri) < 64 * KIB
 
 
@@ -165,12 +165,12 @@ def test_numpy_arrays_that_their_owner_changed_are_stored(checkpointer):
     assert_same(found["base"], before)
 
 
-@pytest.mark.parametrize("root_uri", STORES, indirect=True)
-def test_a_step_is_whole_after_the_one_whose_files_it_links_is_deleted(checkpointer, root_uri):
+@pytest.mark.parametrize("some_root_uri", STORES, indirect=True)
+def test_a_step_is_whole_after_the_one_whose_files_it_links_is_deleted(checkpointer, some_root_uri):
     frozen = base()
     first, _ = save(checkpointer, 1, frozen, adapters(1))
     second, items = save(checkpointer, 2, frozen, adapters(2))
-    if root_uri.scheme == "file":
+    if some_root_uri.scheme == "file":
         shutil.rmtree(first.uri.local_path)
     else:
         checkpointer._run.objects.delete_prefix("attempts/1/1/")
@@ -181,10 +181,10 @@ def test_a_step_is_whole_after_the_one_whose_files_it_links_is_deleted(checkpoin
     assert_whole(third, items)
 
 
-def test_files_of_a_step_that_is_gone_are_written_again(checkpointer, root_uri):
+def test_files_of_a_step_that_is_gone_are_written_again(checkpointer, some_root_uri):
     frozen = base()
     first, _ = save(checkpointer, 1, frozen, adapters(1))
-    if root_uri.scheme == "file":
+    if some_root_uri.scheme == "file":
         shutil.rmtree(first.uri.local_path)
     else:
         checkpointer._run.objects.delete_prefix("attempts/1/1/")
@@ -224,10 +224,10 @@ def damage(uri, name, how, *, quietly=False):
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-@pytest.mark.parametrize("root_uri", STORES, indirect=True)
+@pytest.mark.parametrize("some_root_uri", STORES, indirect=True)
 @pytest.mark.parametrize(("arrays", "how"), [("the same", flipped), ("new", cut_short)])
 def test_values_of_a_damaged_file_are_written_anew_by_the_next_save(
-    checkpointer, root_uri, how, arrays, caplog
+    checkpointer, some_root_uri, how, arrays, caplog
 ):
     frozen = base()
     save(checkpointer, 1, frozen, adapters(1))
@@ -246,7 +246,7 @@ def test_values_of_a_damaged_file_are_written_anew_by_the_next_save(
     (warning,) = [one.getMessage() for one in caplog.records if "damaged" in one.getMessage()]
     assert str(second.uri / name) in warning
     assert not verify_step(run, 2).ok
-    assert verify_step(run, 1).ok == (root_uri.scheme != "file")  # a copy is another file
+    assert verify_step(run, 1).ok == (some_root_uri.scheme != "file")  # a copy is another file
 
 
 def test_a_file_that_is_gone_is_written_anew_by_the_next_save(checkpointer):
@@ -351,10 +351,10 @@ def base_origins(run, steps):
 
 
 @pytest.mark.parametrize("arrays", ["the same", "new"])
-def test_values_are_written_anew_once_many_steps_share_them(root_uri, arrays):
+def test_values_are_written_anew_once_many_steps_share_them(some_root_uri, arrays):
     frozen = base()
     dedup = DedupPolicy(max_steps=3)
-    with Checkpointer(root_uri / "run", writer_id="job", dedup=dedup) as made:
+    with Checkpointer(some_root_uri / "run", writer_id="job", dedup=dedup) as made:
         for step in range(1, 6):
             given = frozen if arrays == "the same" else jax.tree.map(jnp.copy, frozen)
             handle, items = save(made, step, given, adapters(step))
@@ -403,8 +403,8 @@ def test_the_run_of_a_process_takes_another_policy_from_then_on(tmp_path):
         assert base_origins(Run.open(made.uri), range(1, 5)) == [1, 1, 3, 4]
 
 
-@pytest.mark.parametrize("root_uri", STORES, indirect=True)
-def test_a_step_tells_which_files_it_shares_with_which_step(checkpointer, root_uri):
+@pytest.mark.parametrize("some_root_uri", STORES, indirect=True)
+def test_a_step_tells_which_files_it_shares_with_which_step(checkpointer, some_root_uri):
     frozen = base()
     first, _ = save(checkpointer, 1, frozen, adapters(1))
     second, _ = save(checkpointer, 2, frozen, adapters(2))
@@ -416,7 +416,7 @@ def test_a_step_tells_which_files_it_shares_with_which_step(checkpointer, root_u
     assert sum(sizes[name].size for name in shared.files) > sum(
         leaf.nbytes for leaf in frozen.values()
     )
-    if root_uri.scheme == "file":
+    if some_root_uri.scheme == "file":
         for entry in open_files(second.uri).walk():
             found = os.stat(os.path.join(second.uri.local_path, entry.name))
             assert (found.st_nlink > 1) == (entry.name in shared.files)
@@ -424,14 +424,14 @@ def test_a_step_tells_which_files_it_shares_with_which_step(checkpointer, root_u
     assert environment == first_environment  # which older manifests had it in
 
 
-def test_a_fork_copies_and_says_that_it_shares_nothing(checkpointer, root_uri):
+def test_a_fork_copies_and_says_that_it_shares_nothing(checkpointer, some_root_uri):
     frozen = base()
     for step in (1, 2):
         save(checkpointer, step, frozen, adapters(step))
     run = Run.open(checkpointer.uri)
     assert run.contents(run.step(2)).shared_files
-    forked = fork_run(run, run.step(2), root_uri / "forked", by="test")
-    copy = Run.open(root_uri / "forked")
+    forked = fork_run(run, run.step(2), some_root_uri / "forked", by="test")
+    copy = Run.open(some_root_uri / "forked")
     assert copy.contents(forked).shared_files == ()
     assert (
         copy.manifest(forked).environment["packages"]

@@ -28,11 +28,11 @@ WIDE = ("int64", "uint64", "float64", "complex128")
 
 
 @pytest.fixture
-def save(root_uri):
+def save(some_root_uri):
     """Saves items as step 1 of a new run; gives the step's folder."""
 
     def saved(**items):
-        with Checkpointer(root_uri / "run", writer_id="job") as checkpointer:
+        with Checkpointer(some_root_uri / "run", writer_id="job") as checkpointer:
             handle = checkpointer.save(1, items, meta={"step": 1})
             handle.wait()
         return handle.uri

@@ -21,10 +21,10 @@ from cairn.storage.arrays.data_files import stored_file
 from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.runs.records.layout import COMMIT_FILE, INDEX_FILE
 from tests.faults.report import is_long
-from tests.state.checkpointing.conftest import STORES
 from tests.state.seams import check_files, save_job
 from tests.storage.plain_steps import record_of
 from tests.storage.states import abstract, assert_same, floats, put
+from tests.stores import STORES
 
 MARKER = b"Checkpoint commit was successful to somewhere"
 CONTENTS = {
@@ -62,12 +62,12 @@ def harm(objects, name, damage):
 
 
 @pytest.fixture
-def folder(root_uri):
+def folder(some_root_uri):
     """A step's folder."""
-    objects = ObjectStore(root_uri)
+    objects = ObjectStore(some_root_uri)
     for name, data in {**CONTENTS, COMMIT_FILE: MARKER}.items():
         objects.write(name, data)
-    return root_uri
+    return some_root_uri
 
 
 MEANT = {name: stored_file(name, data) for name, data in CONTENTS.items()}
@@ -79,7 +79,7 @@ def test_files_that_arrived_are_recorded_as_they_were_meant(folder):
     assert list(records) == [record_of(name, everything[name]) for name in sorted(everything)]
 
 
-@pytest.mark.parametrize("root_uri", STORES, indirect=True)
+@pytest.mark.parametrize("some_root_uri", STORES, indirect=True)
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", CONTENTS)
 def test_a_file_that_is_not_what_was_meant_is_named(folder, name, damage):
@@ -169,19 +169,19 @@ def small(seed):
 
 
 @pytest.mark.parametrize(
-    ("root_uri", "damage"),
-    itertools.product(("file", "gcs"), DAMAGES)
+    ("some_root_uri", "damage"),
+    [*itertools.product(("file", "gcs"), DAMAGES)]
     if is_long()
     else [("file", "flipped"), ("gcs", "gone")],
-    indirect=["root_uri"],
+    indirect=["some_root_uri"],
 )
 def test_a_file_that_is_damaged_before_the_step_is_published_fails_the_save(
-    root_uri, striking, damage
+    some_root_uri, striking, damage
 ):
     durable = [0]
-    with Checkpointer(root_uri / "run", writer_id="job") as made:
+    with Checkpointer(some_root_uri / "run", writer_id="job") as made:
         made.save(0, small(0), meta={"step": 0}).wait()
-        run = Run.open(root_uri / "run")
+        run = Run.open(some_root_uri / "run")
         names = striking.names
         assert {"model/d", "model/b", "model/manifest.ocdbt", "meta/data.json",
                 "_CHECKPOINT_METADATA", COMMIT_FILE} < {*map(kind, names)}  # fmt: skip
@@ -191,7 +191,7 @@ def test_a_file_that_is_damaged_before_the_step_is_published_fails_the_save(
             striking.strike = (number, damage)
             step = number + 1
             handle = made.save(step, small(step), meta={"step": step})
-            if is_looked_at(root_uri, name, damage):
+            if is_looked_at(some_root_uri, name, damage):
                 with pytest.raises(SaveError, match="are not what was written") as caught:
                     handle.wait()
                 (problem,) = caught.value.problems

@@ -350,7 +350,7 @@ def test_traced_values_are_left_to_be_refused(dtype):
     assert seen == [{}]
 
 
-def test_the_caller_waits_for_no_more_than_the_leaves_to_be_held(root_uri, monkeypatch):
+def test_the_caller_waits_for_no_more_than_the_leaves_to_be_held(some_root_uri, monkeypatch):
     """What there is to say of each is worked out while training goes on."""
     threads = []
     described = host_trees.HostTrees.describe
@@ -361,14 +361,14 @@ def test_the_caller_waits_for_no_more_than_the_leaves_to_be_held(root_uri, monke
 
     monkeypatch.setattr(host_trees.HostTrees, "describe", watched)
     tree = {"a": jnp.ones(3), "b": put(floats(8, 8), "fsdp"), "c": floats(2), "d": 3}
-    with Checkpointer(root_uri / "run") as checkpointer:
+    with Checkpointer(some_root_uri / "run") as checkpointer:
         handle = checkpointer.save(1, {"model": tree}, meta={})
         handle.wait()
     assert threads[0] == "cairn-save-1"
     assert threading.current_thread().name not in threads
 
 
-def test_a_numpy_array_of_another_shape_by_then_is_saved_as_it_was(root_uri, monkeypatch):
+def test_a_numpy_array_of_another_shape_by_then_is_saved_as_it_was(some_root_uri, monkeypatch):
     start, ready = threading.Event(), host_trees.HostTrees.describe
 
     def later(items):
@@ -377,7 +377,7 @@ def test_a_numpy_array_of_another_shape_by_then_is_saved_as_it_was(root_uri, mon
 
     monkeypatch.setattr(host_trees.HostTrees, "describe", later)
     given = floats(4, 6)
-    with Checkpointer(root_uri / "run") as checkpointer:
+    with Checkpointer(some_root_uri / "run") as checkpointer:
         handle = checkpointer.save(1, {"model": {"a": given}}, meta={})
         given.resize(24)
         start.set()
@@ -386,7 +386,7 @@ def test_a_numpy_array_of_another_shape_by_then_is_saved_as_it_was(root_uri, mon
     assert raw(found["a"]) == raw(floats(4, 6))
 
 
-def test_no_garbage_is_collected_while_leaves_are_held(root_uri, monkeypatch):
+def test_no_garbage_is_collected_while_leaves_are_held(some_root_uri, monkeypatch):
     """A collection looks at every leaf: many of them would take longer than the leaves do."""
     prepare, claim = checkpointer_module.prepare, Checkpointer._claim
     seen = []
@@ -400,7 +400,7 @@ def test_no_garbage_is_collected_while_leaves_are_held(root_uri, monkeypatch):
 
     monkeypatch.setattr(checkpointer_module, "prepare", watched(prepare))
     monkeypatch.setattr(Checkpointer, "_claim", watched(claim))
-    with Checkpointer(root_uri / "run") as checkpointer:
+    with Checkpointer(some_root_uri / "run") as checkpointer:
         checkpointer.save(1, {"model": {"a": floats(3)}}, meta={}).wait()
         assert gc.isenabled()  # since its work began
         with pytest.raises(UnsupportedLeafError):
@@ -449,14 +449,14 @@ def writes(monkeypatch):
     allowed.set()
 
 
-def test_a_donating_loop_never_changes_what_is_being_saved(root_uri, writes):
+def test_a_donating_loop_never_changes_what_is_being_saved(some_root_uri, writes):
     """Every save is still to be written when the arrays that it holds are donated again and again.
 
     What is expected is computed apart, so that nothing here keeps a buffer alive.
     """
     host = np.random.default_rng(0).integers(0, 2**32, (64, 48), np.uint32)
     tree, handles = spread(host), {}
-    with Checkpointer(root_uri / "run", writer_id="job") as checkpointer:
+    with Checkpointer(some_root_uri / "run", writer_id="job") as checkpointer:
         for step in range(0, 32, 8):
             writes.clear()
             handles[step] = checkpointer.save(step, {"model": tree}, meta={})
@@ -467,7 +467,7 @@ def test_a_donating_loop_never_changes_what_is_being_saved(root_uri, writes):
             handles[step].wait()
             before, tree = tree, advance(advance(advance(advance(tree))))
             assert all(leaf.is_deleted() for leaf in before.values()), "nothing is held any more"
-    run = Run.open(root_uri / "run")
+    run = Run.open(some_root_uri / "run")
     for step, handle in handles.items():
         expected = advanced(host, step)
         found = restore_item(handle.uri, "model", dict.fromkeys(tree, np.empty_like(host)))
@@ -475,10 +475,10 @@ def test_a_donating_loop_never_changes_what_is_being_saved(root_uri, writes):
     assert [info.step for info in run.steps()] == sorted(handles)
 
 
-def test_what_is_changed_or_deleted_after_save_returns_is_saved_as_it_was(root_uri, writes):
+def test_what_is_changed_or_deleted_after_save_returns_is_saved_as_it_was(some_root_uri, writes):
     host, before = floats(16, 8), floats(16, 8)
     leaves = {"numpy": host, "device": put(floats(16, 8, seed=1), "fsdp", None)}
-    with Checkpointer(root_uri / "run", writer_id="job") as checkpointer:
+    with Checkpointer(some_root_uri / "run", writer_id="job") as checkpointer:
         handle = checkpointer.save(1, {"model": leaves}, meta={})
         host[...] = -1
         leaves["device"].delete()
@@ -489,11 +489,11 @@ def test_what_is_changed_or_deleted_after_save_returns_is_saved_as_it_was(root_u
     assert_same(found, {"numpy": before, "device": floats(16, 8, seed=1)})
 
 
-def test_an_array_restored_without_a_copy_may_be_donated_and_saved_again(root_uri, writes):
+def test_an_array_restored_without_a_copy_may_be_donated_and_saved_again(some_root_uri, writes):
     """The memory that was read into is the array's own."""
     host = np.random.default_rng(1).integers(0, 2**32, (64, 48), np.uint32)
     writes.set()
-    with Checkpointer(root_uri / "run", writer_id="job") as checkpointer:
+    with Checkpointer(some_root_uri / "run", writer_id="job") as checkpointer:
         tree = spread(host)
         target = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree
@@ -512,7 +512,7 @@ def test_an_array_restored_without_a_copy_may_be_donated_and_saved_again(root_ur
     assert_same(jax.tree.map(np.asarray, again), dict.fromkeys(tree, advanced(host, 1)))
 
 
-def test_memory_is_let_go_of_once_it_is_written(root_uri, monkeypatch):
+def test_memory_is_let_go_of_once_it_is_written(some_root_uri, monkeypatch):
     """Before Orbax has committed, and before the step is durable."""
     held, left = [], []
     wait, sync = Transfers.wait, save_job.sync_folder
@@ -529,7 +529,7 @@ def test_memory_is_let_go_of_once_it_is_written(root_uri, monkeypatch):
 
     monkeypatch.setattr(Transfers, "wait", remembered)
     monkeypatch.setattr(save_job, "sync_folder", looked_at)
-    with Checkpointer(root_uri / "run", writer_id="job") as checkpointer:
+    with Checkpointer(some_root_uri / "run", writer_id="job") as checkpointer:
         items = {"model": spread(floats(16, 24)), "optimizer": {"host": floats(3)}}
         checkpointer.save(1, items, meta={}).wait()
     assert len(held) > 10

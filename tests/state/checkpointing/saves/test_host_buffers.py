@@ -22,8 +22,8 @@ LARGE = (256, 512)
 
 
 @pytest.fixture
-def checkpointer(root_uri):
-    with Checkpointer(root_uri / "run", writer_id="job", reuse_buffers=True) as made:
+def checkpointer(some_root_uri):
+    with Checkpointer(some_root_uri / "run", writer_id="job", reuse_buffers=True) as made:
         yield made
 
 
@@ -280,12 +280,12 @@ def test_of_what_the_last_step_stored_and_of_small_arrays_views_are_held(checkpo
     assert run.contents(run.step(2)).shared_files
 
 
-def test_a_state_that_does_not_fit_is_refused_before_anything_is_written(root_uri):
+def test_a_state_that_does_not_fit_is_refused_before_anything_is_written(some_root_uri):
     tree = {"a": put(numbers(), "fsdp", None), "b": numbers(1)}
     nbytes = sum(leaf.nbytes for leaf in tree.values())
     limit = nbytes - 1
     with Checkpointer(
-        root_uri / "run", writer_id="job", reuse_buffers=True, host_memory=limit
+        some_root_uri / "run", writer_id="job", reuse_buffers=True, host_memory=limit
     ) as checkpointer:
         with pytest.raises(
             PolicyError, match=rf"at most {limit} bytes in this process, found {nbytes} bytes"

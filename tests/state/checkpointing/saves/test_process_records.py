@@ -67,31 +67,31 @@ def test_every_flipped_bit_of_a_part_is_an_error_that_names_it():
             parse_records(bytes(changed), "1/cairn.process_1.json")
 
 
-def test_parts_of_all_processes_are_taken_and_their_records_removed(root_uri):
-    objects = ObjectStore(root_uri)
+def test_parts_of_all_processes_are_taken_and_their_records_removed(some_root_uri):
+    objects = ObjectStore(some_root_uri)
     parts = {process: random_part(process) for process in range(1, 5)}
     for process, part in parts.items():
         objects.write(record_file(process), records_to_bytes({"model": part}))
     objects.write("manifest.ocdbt", b"stays")
-    found = read_records(root_uri, range(1, 5))
+    found = read_records(some_root_uri, range(1, 5))
     assert [told(part["model"]) for part in found] == [told(part) for part in parts.values()]
-    remove_records(root_uri, range(1, 5))
+    remove_records(some_root_uri, range(1, 5))
     assert objects.list() == ["manifest.ocdbt"]
 
 
-def test_a_process_that_told_nothing_is_named_and_no_record_is_removed(root_uri):
-    objects = ObjectStore(root_uri)
+def test_a_process_that_told_nothing_is_named_and_no_record_is_removed(some_root_uri):
+    objects = ObjectStore(some_root_uri)
     for process in (1, 3):
         objects.write(record_file(process), records_to_bytes({"model": random_part(process)}))
     with pytest.raises(SaveError, match=r"found no cairn\.process_2\.json, cairn\.process_4\.json"):
-        read_records(root_uri, range(1, 5))
+        read_records(some_root_uri, range(1, 5))
     assert objects.list() == [record_file(1), record_file(3)]
 
 
-def test_a_damaged_record_of_a_process_is_an_error_that_names_it(root_uri):
-    objects = ObjectStore(root_uri)
+def test_a_damaged_record_of_a_process_is_an_error_that_names_it(some_root_uri):
+    objects = ObjectStore(some_root_uri)
     data = bytearray(records_to_bytes({"model": random_part(1)}))
     data[len(data) // 2] ^= 4
     objects.write(record_file(1), bytes(data))
     with pytest.raises((CorruptionError, UnsupportedFormatError), match=r"cairn\.process_1\.json"):
-        read_records(root_uri, [1])
+        read_records(some_root_uri, [1])

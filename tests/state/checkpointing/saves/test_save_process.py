@@ -61,8 +61,8 @@ def listed(uri: object) -> list[int]:
     return [info.step for info in Run.open(uri).steps()]
 
 
-def test_a_script_whose_last_line_is_a_save_exits_once_durable(root_uri):
-    uri = root_uri / "run"
+def test_a_script_whose_last_line_is_a_save_exits_once_durable(some_root_uri):
+    uri = some_root_uri / "run"
     status, _, err = run("save(1); save(2)", uri)
     assert status == 0, err
     assert listed(uri) == [1, 2]

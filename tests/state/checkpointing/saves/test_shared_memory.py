@@ -21,10 +21,10 @@ def ours_and_theirs(shape, dtype):
 @pytest.mark.parametrize("compression", [None, "zstd"])
 @pytest.mark.parametrize("item", ["model", "other"])  # in strips of columns, of rows
 def test_what_is_durable_is_whole_although_it_changed_while_it_was_written(
-    root_uri, monkeypatch, compression, item
+    some_root_uri, monkeypatch, compression, item
 ):
     memory, array = ours_and_theirs((512, 4096), np.float32)
-    uri = f"{root_uri}/run"
+    uri = f"{some_root_uri}/run"
     changes = 0
 
     def changed(call):

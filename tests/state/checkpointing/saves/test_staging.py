@@ -252,20 +252,22 @@ SOME = [
     ("file", "pinned", "all"),
     ("file", "transfers", "none"),
 ]
-EACH = itertools.product(("file", "gcs"), ("transfers", "pinned"), LIMITS)
+EACH = [*itertools.product(("file", "gcs"), ("transfers", "pinned"), LIMITS)]
 
 
 @pytest.mark.parametrize(
-    ("root_uri", "accelerator", "name"),
+    ("some_root_uri", "accelerator", "name"),
     EACH if is_long() else SOME,
-    indirect=["root_uri", "accelerator"],
+    indirect=["some_root_uri", "accelerator"],
 )
-def test_what_is_saved_is_what_the_arrays_held_in_however_many_waves(root_uri, accelerator, name):
+def test_what_is_saved_is_what_the_arrays_held_in_however_many_waves(
+    some_root_uri, accelerator, name
+):
     """A step donates them at once, and NumPy arrays are overwritten, when `save` returns."""
     step = jax.jit(lambda leaf: leaf + jnp.ones((), leaf.dtype), donate_argnums=0)
     limit = LIMITS[name]
     expected, handles = {}, {}
-    with Checkpointer(root_uri / "run", writer_id="job", host_memory=limit) as checkpointer:
+    with Checkpointer(some_root_uri / "run", writer_id="job", host_memory=limit) as checkpointer:
         for number in (1, 2, 3):
             tree, other = spread(number), {"w": numbers(50 + number)}
             expected[number] = [
