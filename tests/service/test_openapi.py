@@ -1,8 +1,6 @@
 import functools
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
@@ -12,6 +10,8 @@ from fastapi.testclient import TestClient
 
 from cairn import Settings, create_app
 from cairn.interop.conversion.tensor_streams import FLOAT_NAMES
+from tests.programs.program import run
+from tests.service.commands import environment
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.seams import schemas
 
@@ -248,14 +248,8 @@ def test_verbs_that_do_not_exist_are_problems(served):
 
 def test_document_is_printed_by_a_command_that_starts_nothing(document, tmp_path):
     data = tmp_path / "data"
-    done = subprocess.run(
-        [sys.executable, "-m", "cairn.service.command.openapi"],
-        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "CAIRN_DATA_DIR": str(data)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = run(["-m", "cairn.service.command.openapi"], env=environment(CAIRN_DATA_DIR=str(data)))
+    assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == document
     assert not data.exists()
 
