@@ -4,7 +4,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -78,6 +78,17 @@ def pull_command(
     max_shard_size: Annotated[
         str, typer.Option(help="Of one file, such as 500MB, 5GB or 5GiB.", **SIZE)
     ] = "5GB",
+    lora: Annotated[
+        Literal["merge", "keep"] | None,
+        typer.Option(help="Adapters: merged (the default), or kept for PEFT."),
+    ] = None,
+    allow_nonfinite: Annotated[
+        bool, typer.Option("--allow-nonfinite", help="Export NaN and infinity as well.")
+    ] = False,
+    check_logits: Annotated[
+        bool,
+        typer.Option("--check-logits", help="Compute logits with both; they have to agree."),
+    ] = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -90,7 +101,11 @@ def pull_command(
     environment; what it prints is on standard error.
     """
     address = Address.parse(checkpoint)
-    options = {"format": kind, "dtype": dtype, "max_shard_size": max_shard_size}
+    options: dict[str, Any] = {"format": kind, "dtype": dtype, "max_shard_size": max_shard_size}
+    # Left out if they say nothing: a server of before does not know them.
+    options |= {"lora": lora} if lora else {}
+    options |= {"allow_nonfinite": True} if allow_nonfinite else {}
+    options |= {"check_logits": True} if check_logits else {}
     pulled_last: Checkpoint | None = None
     with Client(url) as client:
         while True:

@@ -8,6 +8,7 @@ from fastapi.responses import HTMLResponse
 from cairn.service.access.permission import Operator, Reader
 from cairn.service.actions import artifacts, workers
 from cairn.service.actions import operations as operations_actions
+from cairn.service.dashboard import snippets
 from cairn.service.dashboard.page_routes import page_router
 from cairn.service.dashboard.rendering import page
 from cairn.service.dashboard.requests import OperationRequestDependency
@@ -86,6 +87,6 @@ def artifact_page(
         request,
         "operations/artifact.html",
         artifact=description,
-        is_gguf=any(file.name.endswith(".gguf") for file in description.files),
+        snippets=snippets,
         origin=str(request.base_url).rstrip("/"),
     )

@@ -9,6 +9,7 @@ from cairn.service.access.permission import Reader
 from cairn.service.actions import aliases as aliases_actions
 from cairn.service.actions import operations, runs
 from cairn.service.actions.plane import ControlPlane
+from cairn.service.dashboard import snippets
 from cairn.service.dashboard.damage import damage_job, newest_sound
 from cairn.service.dashboard.page_routes import page_router
 from cairn.service.dashboard.requests import StepRequestDependency
@@ -44,9 +45,9 @@ def step_page(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
         aliases=aliases,
         stranded=later,
         run=runs.get_run(request.plane, request.root, request.run, refresh=False),
-        uri=request.uri,
         operations=operations_of(request.plane, caller, *request.names),
         refused=refused,
+        snippets=snippets,
     )
 
 

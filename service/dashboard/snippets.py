@@ -1,0 +1,111 @@
+"""Text to copy from a page: Python and commands that work as they are shown."""
+
+import shlex
+from typing import Any, Final
+
+from cairn.service.schemas import Artifact, Checkpoint, OperationKind
+from cairn.service.settings import DEFAULT_ROOT
+
+_OPTIONS_OF_PULL: Final = {
+    "format": "--format",
+    "dtype": "--dtype",
+    "max_shard_bytes": "--max-shard-size",
+    "lora": "--lora",
+    "allow_nonfinite": "--allow-nonfinite",
+    "check_logits": "--check-logits",
+}
+"""Options of `cairn pull`, by those of an artifact. Each artifact has other ones."""
+
+_DEFAULTS: Final = {"format": "huggingface", "dtype": None, "max_shard_bytes": 5_000_000_000}
+
+
+def load_code(checkpoint: Checkpoint, run_uri: str) -> str:
+    """Return Python that loads a step: a state of a known model, or its trees as saved."""
+    if checkpoint.model_type and "model" in checkpoint.items:
+        return (
+            "from cairn import EasyDeLState\n\n"
+            f'state = EasyDeLState.load_state("{run_uri}/steps/{checkpoint.step}")'
+        )
+    return (
+        "from cairn import CheckpointManager\n\n"
+        f'with CheckpointManager("{run_uri}") as manager:\n'
+        f"    restored = manager.restore({checkpoint.step})"
+    )
+
+
+def pull_command(checkpoint: Checkpoint) -> str:
+    """Return the command that downloads an export of a step."""
+    return _command("pull", *_names(checkpoint), root=checkpoint.root)
+
+
+def transformers_code(checkpoint: Checkpoint) -> str:
+    """Return Python that loads what `pull_command` downloads."""
+    _, folder = _names(checkpoint)
+    return _transformers(f"{folder}/current")
+
+
+def step_commands(checkpoint: Checkpoint) -> str:
+    """Return commands for a step."""
+    address, root = f"{checkpoint.run}/steps/{checkpoint.step}", checkpoint.root
+    commands = [_command("tensors", address, root=root)]
+    if checkpoint.model_type:
+        commands.append(_command("convert", address, "--watch", root=root))
+    return "\n".join(commands)
+
+
+def artifact_code(artifact: Artifact) -> str:
+    """Return Python, or the command, that loads the files of an artifact where the store is."""
+    folder = artifact.uri.removeprefix("file://")
+    if artifact.kind is not OperationKind.CONVERT:
+        return (
+            "from safetensors.numpy import load_file\n\n"
+            f'tensors = load_file("{folder}/{artifact.files[0].name}")'
+        )
+    gguf = next((file.name for file in artifact.files if file.name.endswith(".gguf")), None)
+    if gguf is not None:
+        return f"llama-cli -m {shlex.quote(f'{folder}/{gguf}')}"
+    if artifact.options.get("lora") == "keep":
+        return (
+            "from peft import AutoPeftModelForCausalLM\n\n"
+            f'model = AutoPeftModelForCausalLM.from_pretrained("{folder}")'
+        )
+    return _transformers(folder)
+
+
+def fetch_command(artifact: Artifact, origin: str) -> str:
+    """Return the command that downloads the files of an artifact from this server.
+
+    An export is pulled with its own options, which find the same artifact again; any other file is
+    fetched by its address.
+    """
+    if artifact.kind is OperationKind.CONVERT:
+        address = f"{artifact.run}/steps/{artifact.step}"
+        options: list[str] = []
+        for name, value in artifact.options.items():
+            if value != _DEFAULTS.get(name):
+                flag = _OPTIONS_OF_PULL[name]
+                options += [flag] if value is True else [flag, str(value)]
+        command = _command("pull", address, f"./{artifact.run}", *options, root=artifact.root)
+        return f"CAIRN_URL={origin} {command}"
+    return "\n".join(
+        'curl -fOJ -H "Authorization: Bearer $CAIRN_KEY" '
+        f"{origin}/v1/artifacts/{artifact.id}/files/{file.name}"
+        for file in artifact.files
+    )
+
+
+def _names(checkpoint: Checkpoint) -> tuple[str, str]:
+    """Return the address of a step, and the folder that it is downloaded into."""
+    return f"{checkpoint.run}/steps/{checkpoint.step}", f"./{checkpoint.run}-{checkpoint.step}"
+
+
+def _transformers(folder: str) -> str:
+    return (
+        "from transformers import AutoModelForCausalLM\n\n"
+        f'model = AutoModelForCausalLM.from_pretrained("{folder}")'
+    )
+
+
+def _command(verb: str, *arguments: Any, root: str) -> str:
+    flag = () if root == DEFAULT_ROOT else ("--root", root)
+    return shlex.join(["cairn", verb, *arguments, *flag])

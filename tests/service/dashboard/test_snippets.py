@@ -1,0 +1,134 @@
+"""What the page shows for copying works as it is shown, for each kind of step and export."""
+
+import html
+import json
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+from cairn import Checkpointer, CheckpointManager, Client, TrainState, adopt
+from tests.service.commands import cairn_here
+from tests.service.planes import running_plane
+from tests.service.tiny_run import copy_tiny_run
+
+TREE = {"params": {"w": jnp.arange(6.0)}, "epoch": 3}
+
+
+def save_train_state(root: Path) -> None:
+    state = TrainState.create(params=TREE["params"], tx=optax.sgd(0.1), step=4)
+    state.save_state(f"{root}/train-state", verbose=False).wait()
+
+
+def save_trees(root: Path) -> None:
+    with Checkpointer(f"{root}/trees") as checkpointer:
+        checkpointer.save(4, {"loop": TREE})
+
+
+def save_managed(root: Path) -> None:
+    with CheckpointManager(f"{root}/managed") as manager:
+        manager.save(4, args=ocp.args.Composite(loop=ocp.args.StandardSave(TREE)))
+        manager.wait_until_finished()
+
+
+def save_adopted(root: Path) -> None:
+    with ocp.CheckpointManager(root.parent / "theirs") as manager:
+        manager.save(4, args=ocp.args.Composite(loop=ocp.args.StandardSave(TREE)))
+        manager.wait_until_finished()
+    assert adopt(root.parent / "theirs", root / "adopted").adopted == (4,)
+
+
+SAVED = {
+    "train-state": save_train_state,
+    "trees": save_trees,
+    "managed": save_managed,
+    "adopted": save_adopted,
+}
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory):
+    root = tmp_path_factory.mktemp("snippets") / "store"
+    root.mkdir()
+    copy_tiny_run(root)
+    for save in SAVED.values():
+        save(root)
+    with running_plane(root, tmp_path_factory.mktemp("data")) as (url, _):
+        yield url
+
+
+def snippets(url: str, page: str) -> dict[str, str]:
+    """Texts to copy, by their names."""
+    shown = httpx.get(f"{url}{page}", follow_redirects=True)
+    assert shown.status_code == 200, shown.text
+    found = re.findall(
+        r'<pre tabindex="0" aria-label="([^"]*)"><code>(.*?)</code>', shown.text, re.S
+    )
+    return {name: html.unescape(text) for name, text in found}
+
+
+def run_python(code: str) -> SimpleNamespace:
+    names: dict[str, object] = {}
+    exec(compile(code, "snippet", "exec"), names)
+    return SimpleNamespace(**names)
+
+
+@pytest.mark.parametrize("run", SAVED)
+def test_python_of_any_step_loads_it(plane, run):
+    texts = snippets(plane, f"/ui/default/{run}/steps/4")
+    restored = run_python(texts["Python that loads the step"]).restored
+    arrays = [leaf for leaf in jax.tree.leaves(dict(restored.items())) if np.shape(leaf) == (6,)]
+    np.testing.assert_array_equal(arrays[0], np.arange(6.0))
+    for line in texts["commands for the step"].splitlines():
+        assert cairn_here(*shlex.split(line)[1:], url=plane).returncode == 0
+
+
+def test_texts_of_a_known_model_load_it_here_and_in_transformers(plane, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts = snippets(plane, "/ui/default/tiny/steps/2")
+    assert int(run_python(texts["Python that loads the step"]).state.step) == 2
+    for name in ("commands for the step", "command that downloads an export"):
+        for line in texts[name].splitlines():
+            done = cairn_here(*shlex.split(line)[1:], url=plane)
+            assert done.returncode == 0, done.stderr
+    assert run_python(texts["Python that loads the export"]).model.config.model_type == "llama"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dtype": "bfloat16", "max_shard_size": "20KB"},
+        {"format": "gguf", "dtype": "float16"},
+        {"allow_nonfinite": True},
+    ],
+)
+def test_the_command_of_an_export_fetches_that_export(plane, tmp_path, monkeypatch, options):
+    monkeypatch.chdir(tmp_path)
+    with Client(plane) as client:
+        result = client.wait(client.convert("tiny", 2, **options).id).result
+    texts = snippets(plane, f"/artifacts/{result['artifact_id']}")
+    address, *command = shlex.split(texts["command that downloads it"])
+    assert (address, command[0]) == (f"CAIRN_URL={plane}", "cairn")
+    pulled = cairn_here(*command[1:], "--json", url=plane)
+    assert json.loads(pulled.stdout)["artifact"] == result["artifact_id"]
+    if "format" not in options:
+        assert run_python(texts["code that loads it"]).model.config.model_type == "llama"
+
+
+def test_the_command_of_a_gathered_file_fetches_it(plane):
+    with Client(plane) as client:
+        result = client.wait(client.gather("tiny", 2).id).result
+        artifact = client.artifact(result["artifact_id"])
+    texts = snippets(plane, f"/artifacts/{artifact.id}")
+    (command,) = texts["command that downloads it"].splitlines()
+    assert httpx.get(shlex.split(command)[-1]).content[8:9] == b"{"
+    assert run_python(texts["code that loads it"]).tensors
