@@ -86,6 +86,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     checkpoints.router,
     tensors.router,
     files.router,
+    artifacts.step_router,
     aliases.router,
     writers.router,
     adopt.router,

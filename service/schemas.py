@@ -1611,3 +1611,9 @@ class Artifact(Response):
     bytes: int
     files: list[ArtifactFile]
     created: datetime
+
+
+class ArtifactList(Response):
+    """Artifacts of a step, newest first."""
+
+    artifacts: list[Artifact]

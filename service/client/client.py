@@ -33,6 +33,7 @@ from cairn.service.schemas import (
     AliasHistory,
     AliasList,
     Artifact,
+    ArtifactList,
     AuditEvent,
     AuditEventList,
     Checkpoint,
@@ -556,6 +557,11 @@ class Client(StepFilesConnection, EventsConnection):
         if last.error is not None:
             raise ProblemResponseError(last.error.model_dump(mode="json"), last.error.status)
         return last
+
+    def artifacts(self, run: str, step: int, *, root: str = DEFAULT_ROOT) -> list[Artifact]:
+        """Return the artifacts of a listed step, newest first."""
+        path = f"{step_path(root, run, step)}/artifacts"
+        return (self._get(ArtifactList, path)).artifacts
 
     def artifact(self, artifact: str) -> Artifact:
         """Return an artifact, the output of a gather or a convert."""

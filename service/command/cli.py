@@ -23,6 +23,7 @@ from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command import adopt as adoption_commands
 from cairn.service.command import aliases as alias_commands
 from cairn.service.command import annotate as annotate_commands
+from cairn.service.command import artifacts as artifact_commands
 from cairn.service.command import audit as audit_commands
 from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import completion
@@ -122,6 +123,7 @@ app.add_typer(create_commands.app)
 app.add_typer(annotate_commands.app)
 app.add_typer(download_commands.app)
 app.add_typer(pull_commands.app)
+app.add_typer(artifact_commands.app)
 app.add_typer(top_commands.app)
 app.add_typer(alias_commands.app)
 app.add_typer(writer_commands.app)

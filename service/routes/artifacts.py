@@ -7,20 +7,33 @@ from fastapi.responses import StreamingResponse
 
 from cairn.service.access.permission import Reader
 from cairn.service.actions import artifacts as artifacts_actions
-from cairn.service.dependencies import PlaneDependency
+from cairn.service.dependencies import PlaneDependency, RootName, RunName, StepNumber
 from cairn.service.http.downloads import DOWNLOADS, RangeHeader, download, download_head
+from cairn.service.http.limited_routes import StoreReadRoute
+from cairn.service.http.path_names import named
 from cairn.service.http.permitted_routes import PermittedRoute
 from cairn.service.http.preconditions import Condition
 from cairn.service.http.problems import problem_responses
 from cairn.service.jobs.artifacts import ARTIFACT_PATTERN
-from cairn.service.schemas import Artifact
+from cairn.service.schemas import Artifact, ArtifactList
 
+step_router: Final = APIRouter(
+    prefix="/roots/{root}/runs/{run}/checkpoints", tags=["artifacts"], route_class=StoreReadRoute
+)
 router: Final = APIRouter(prefix="/artifacts", tags=["artifacts"], route_class=PermittedRoute)
 
 ArtifactId = Annotated[
     str, Path(pattern=ARTIFACT_PATTERN, description="`artifact_id` of an operation's result.")
 ]
 FileName = Annotated[str, Path(max_length=255, description="Name of a file of the artifact.")]
+
+
+@step_router.get("/" + named("step") + "/artifacts", responses=problem_responses(404))
+def list_artifacts(
+    caller: Reader, root: RootName, run: RunName, step: StepNumber, plane: PlaneDependency
+) -> ArtifactList:
+    """List the artifacts of a listed step, newest first; read from the store."""
+    return ArtifactList(artifacts=artifacts_actions.list_artifacts(plane, root, run, step))
 
 
 @router.get("/{artifact}", responses=problem_responses(404))

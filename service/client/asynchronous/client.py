@@ -32,6 +32,7 @@ from cairn.service.schemas import (
     AliasHistory,
     AliasList,
     Artifact,
+    ArtifactList,
     AuditEvent,
     AuditEventList,
     Checkpoint,
@@ -569,6 +570,11 @@ class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
         if last.error is not None:
             raise ProblemResponseError(last.error.model_dump(mode="json"), last.error.status)
         return last
+
+    async def artifacts(self, run: str, step: int, *, root: str = DEFAULT_ROOT) -> list[Artifact]:
+        """Return the artifacts of a listed step, newest first."""
+        path = f"{step_path(root, run, step)}/artifacts"
+        return (await self._get(ArtifactList, path)).artifacts
 
     async def artifact(self, artifact: str) -> Artifact:
         """Return an artifact, the output of a gather or a convert."""

@@ -33,9 +33,9 @@ PERMISSIONS = {
     "read": """
         announce_checkpoint diff_checkpoints download_checkpoint_file download_file get_alias
         get_alias_history get_artifact get_checkpoint get_operation get_root get_run get_run_writer
-        get_usage list_aliases list_all_runs list_automations list_checkpoint_files
-        list_checkpoints list_events list_operations list_roots list_runs list_schedules
-        list_tensors list_workers plan_checkpoint read_tensor watch_operation""",
+        get_usage list_aliases list_all_runs list_artifacts list_automations
+        list_checkpoint_files list_checkpoints list_events list_operations list_roots list_runs
+        list_schedules list_tensors list_workers plan_checkpoint read_tensor watch_operation""",
     "read all": "metrics",
     "operate": """
         adopt_folder annotate_checkpoint annotate_run apply_retention cancel_operation

@@ -105,6 +105,19 @@ def test_a_folder_may_serve_one_file_for_llama_cpp(saved, client, tmp_path):
     assert (file.name, file.read_bytes()[:4]) == ("model.gguf", b"GGUF")
 
 
+def test_artifacts_of_a_step_are_listed(saved, client):
+    made = [
+        client.wait(client.convert("llama", 3, **options).id).result["artifact_id"]
+        for options in ({"dtype": "float16"}, {"format": "gguf"})
+    ]
+    done = cairn_here("artifacts", "llama/steps/3", "--json", url=saved[0])
+    assert [one["id"] for one in json.loads(done.stdout)["artifacts"]] == made[::-1]
+    table = cairn_here("artifacts", "llama/steps/3", url=saved[0]).stdout.splitlines()
+    assert len(table) == 3
+    assert "dtype=float16 format=huggingface" in table[2]
+    assert cairn_here("artifacts", "llama/steps/99", url=saved[0]).returncode == 3
+
+
 def test_a_watched_folder_follows_the_alias(saved, client, tmp_path):
     url, leaves, _ = saved
     move(client, 1)
