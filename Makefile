@@ -98,7 +98,7 @@ faults: $(DEV_STAMP) compiler  ## inject faults by the hundred, and at every cal
 	CAIRN_FAULTS=long TMPDIR=$${TMPDIR:-/tmp} $(LONG_RUN) faults -- $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 $(LONG_TESTS)
 
 fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions, and about forged stores (11 minutes; CAIRN_FUZZ_SECONDS=3600: an hour of these)
-	CAIRN_FAULTS=long $(LONG_RUN) fuzz -- $(BIN)/python -m pytest -q --timeout 3600 tests/service/fuzzing $(ATTACKS)
+	CAIRN_FAULTS=long $(LONG_RUN) fuzz -- $(BIN)/python -m pytest -q --timeout 3600 tests/service/fuzzing/test_fuzzed_requests.py $(ATTACKS)
 
 families: $(DEV_STAMP)  ## hold every family against transformers, all its configs through everything (some 5 minutes)
 	CAIRN_FAMILIES=all $(LONG_RUN) families -- $(BIN)/python -m pytest -n 2 --dist loadfile -q tests/interop/families tests/state/hub/test_peft_families.py

@@ -162,6 +162,11 @@ def pytest_configure(config):
     Side by side in one order, each of them would rewrite all files, which takes 11 s of CPU.
     """
     config.add_cleanup(remove)
+    named = {Path(argument.partition("::")[0]).absolute() for argument in config.args}
+    for left_out in map(Path, collect_ignore):
+        # pytest takes a file within a folder that is named too for a part of that folder.
+        if left_out in named and named & {*left_out.parents}:
+            raise pytest.UsageError(f"{left_out} is left out where its folder is named: name files")
     if getattr(config.option, "numprocesses", None) and SHARED not in os.environ:
         folder = TemporaryDirectory(prefix="tests-")
         config.add_cleanup(folder.cleanup)
