@@ -66,7 +66,7 @@ def _section(path: tuple[str, ...], command: Any) -> str:
     lines = [
         f"\n## {' '.join(path)}\n",
         _text(command.help),
-        f"\n```\n{usage}{' [OPTIONS]' if options else ''}\n```\n",
+        f"\n`{usage}{' [OPTIONS]' if options else ''}`\n",
     ]
     return "\n".join(lines) + "\n" + _table(command)
 

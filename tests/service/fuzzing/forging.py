@@ -41,7 +41,7 @@ _MOMENT: Final = "2026-11-26T12:00:00Z"  # which is a text as well
 _SAMPLES: Final = {
     r"^[0-9a-f]{64}$": "0" * 64,
     r"^[0-9a-f]{8}$": "0" * 8,
-    r"^(words|sum)-64:[0-9a-f]{16}$": "words-64:" + "0" * 16,
+    r"^words-64:[0-9a-f]{16}$": "words-64:" + "0" * 16,
 }
 _RAW: Final = {
     "null": b"null",
