@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, cast
 
 import typer
 
@@ -56,15 +56,20 @@ from cairn.service.command.maintenance import maintenance_app
 from cairn.service.command.options import (
     SIZE,
     AdoptFromOption,
+    AllowNonfiniteOption,
+    CheckLogitsOption,
     CheckpointArgument,
     DataOption,
     DespiteDamageOption,
     DtypeOption,
     FilterOption,
+    FormatOption,
+    LoraOption,
     OrderOption,
     PlacedArgument,
     RootOption,
     RunArgument,
+    ShardSizeOption,
     StoreOption,
     UrlOption,
     WatchOption,
@@ -398,26 +403,14 @@ def promote(
 def convert(
     checkpoint: CheckpointArgument,
     dtype: DtypeOption = None,
-    max_shard_size: Annotated[
-        str, typer.Option(help="Of one file, such as 500MB, 5GB or 5GiB.", **SIZE)
-    ] = "5GB",
+    max_shard_size: ShardSizeOption = "5GB",
     memory: Annotated[
         str | None, typer.Option(help="Most that writing takes, such as 2GiB.", **SIZE)
     ] = None,
-    format: Annotated[
-        Literal["huggingface", "gguf"], typer.Option(help="gguf: one file for llama.cpp.")
-    ] = "huggingface",
-    lora: Annotated[
-        Literal["merge", "keep"] | None,
-        typer.Option(help="Adapters: merged (the default), or kept for PEFT."),
-    ] = None,
-    allow_nonfinite: Annotated[
-        bool, typer.Option("--allow-nonfinite", help="Export NaN and infinity as well.")
-    ] = False,
-    check_logits: Annotated[
-        bool,
-        typer.Option("--check-logits", help="Compute logits with both; they have to agree."),
-    ] = False,
+    format: FormatOption = "huggingface",
+    lora: LoraOption = None,
+    allow_nonfinite: AllowNonfiniteOption = False,
+    check_logits: CheckLogitsOption = False,
     despite_damage: DespiteDamageOption = None,
     watch: WatchOption = False,
     root: RootOption = DEFAULT_ROOT,

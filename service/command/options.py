@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 from rich.console import Console
@@ -85,6 +85,19 @@ DtypeOption = Annotated[
         autocompletion=completion.dtypes,
     ),
 ]
+FormatOption = Annotated[
+    Literal["huggingface", "gguf"], typer.Option(help="gguf: one file for llama.cpp.")
+]
+LoraOption = Annotated[
+    Literal["merge", "keep"] | None,
+    typer.Option(help="Adapters: merged (the default), or kept for PEFT."),
+]
+AllowNonfiniteOption = Annotated[
+    bool, typer.Option("--allow-nonfinite", help="Export NaN and infinity as well.")
+]
+CheckLogitsOption = Annotated[
+    bool, typer.Option("--check-logits", help="Compute logits with both; they have to agree.")
+]
 DespiteDamageOption = Annotated[
     str | None,
     typer.Option(
@@ -137,6 +150,10 @@ def parse_duration(text: str) -> float:
 
 SIZE: Final[dict[str, Any]] = {"metavar": "SIZE", "parser": _as_size}
 """Arguments of `typer.Option` for a size in bytes."""
+
+ShardSizeOption = Annotated[
+    str, typer.Option(help="Of one file, such as 500MB, 5GB or 5GiB.", **SIZE)
+]
 
 TIME: Final[dict[str, Any]] = {"metavar": "TIME", "parser": parse_duration}
 """Arguments of `typer.Option` for a duration; the command gets seconds."""

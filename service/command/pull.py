@@ -4,7 +4,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -14,12 +14,16 @@ from cairn.service.client.lookup import find_checkpoint
 from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.client.pull import CURRENT, Pulled, pull
 from cairn.service.command.options import (
-    SIZE,
     TIME,
+    AllowNonfiniteOption,
+    CheckLogitsOption,
     CheckpointArgument,
     DespiteDamageOption,
     DtypeOption,
+    FormatOption,
+    LoraOption,
     RootOption,
+    ShardSizeOption,
     UrlOption,
     errors,
 )
@@ -71,24 +75,12 @@ def pull_command(
             "server of models; again at the next pull if it fails.",
         ),
     ] = None,
-    kind: Annotated[
-        Literal["huggingface", "gguf"], typer.Option("--format", help="gguf: one file.")
-    ] = "huggingface",
+    format: FormatOption = "huggingface",
     dtype: DtypeOption = None,
-    max_shard_size: Annotated[
-        str, typer.Option(help="Of one file, such as 500MB, 5GB or 5GiB.", **SIZE)
-    ] = "5GB",
-    lora: Annotated[
-        Literal["merge", "keep"] | None,
-        typer.Option(help="Adapters: merged (the default), or kept for PEFT."),
-    ] = None,
-    allow_nonfinite: Annotated[
-        bool, typer.Option("--allow-nonfinite", help="Export NaN and infinity as well.")
-    ] = False,
-    check_logits: Annotated[
-        bool,
-        typer.Option("--check-logits", help="Compute logits with both; they have to agree."),
-    ] = False,
+    max_shard_size: ShardSizeOption = "5GB",
+    lora: LoraOption = None,
+    allow_nonfinite: AllowNonfiniteOption = False,
+    check_logits: CheckLogitsOption = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -101,7 +93,7 @@ def pull_command(
     environment; what it prints is on standard error.
     """
     address = Address.parse(checkpoint)
-    options: dict[str, Any] = {"format": kind, "dtype": dtype, "max_shard_size": max_shard_size}
+    options: dict[str, Any] = {"format": format, "dtype": dtype, "max_shard_size": max_shard_size}
     # Left out if they say nothing: a server of before does not know them.
     options |= {"lora": lora} if lora else {}
     options |= {"allow_nonfinite": True} if allow_nonfinite else {}
