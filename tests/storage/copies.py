@@ -1,5 +1,6 @@
 """Runs that many tests begin with, made once in each kind of store and copied for each test."""
 
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,8 @@ from cairn import StoreURI, parse_uri
 from tests.gcs.server import GcsServer
 
 BUCKET = "made-once"
+_NUMBERS = itertools.count()
+"""Of what a process makes, whoever asks: the bucket is one for all."""
 
 Make = Callable[[StoreURI], object]
 
@@ -29,7 +32,7 @@ class Copies:
         """Have a folder hold what `make(uri)` makes; its name is the same in every copy."""
         kind = (make, uri.scheme)
         if kind not in self._made:
-            source = self._root(uri.scheme) / str(len(self._made)) / uri.name
+            source = self._root(uri.scheme) / str(next(_NUMBERS)) / uri.name
             make(source)
             self._made[kind] = source
         source = self._made[kind]

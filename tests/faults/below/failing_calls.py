@@ -92,10 +92,11 @@ class Control:
         return self._fields.failed
 
     def calls(self) -> list[Call]:
-        """All calls since it was armed."""
+        """All calls since it was armed; without those of threads that ended within the log."""
         start = _Fields.log.offset
         text = os.fsdecode(self._memory[start : start + min(self._fields.logged, _LOG_BYTES)])
-        lines = [line.split(" ", 2) for line in text.splitlines()]
+        # Such a thread had taken its place in the log, and had yet to write there.
+        lines = [line.split(" ", 2) for line in text.replace("\0", "").splitlines()]
         return [Call(int(number), name, path) for number, name, path in lines]
 
 

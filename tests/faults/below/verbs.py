@@ -55,7 +55,7 @@ from cairn.storage.runs.records.exports import (
 from cairn.storage.runs.rollback import take_over
 from cairn.storage.store.clock import utc_now
 from tests.faults.forked import Forked, Told
-from tests.storage.records import DEAD_AFTER_SECONDS
+from tests.storage.records import DEAD_AFTER_SECONDS, begin_attempt
 
 Act = Callable[[], Any]
 BY: Final = "ann"
@@ -138,8 +138,10 @@ def _left_behind(folder: Path) -> None:
 
 
 def _held(folder: Path) -> None:
+    """A run that another writer holds for longer than any walk takes."""
     three_steps(folder)
-    _save(Checkpointer(folder / "run", writer_id=OTHER), 4, "old 4")
+    run = Run.open(folder / "run")
+    begin_attempt(run.objects, writer=OTHER, base_step=3, ttl=DEAD_AFTER_SECONDS)
 
 
 def _orbax(folder: Path) -> None:
