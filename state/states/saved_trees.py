@@ -98,7 +98,7 @@ class SavedTrees:
 
 
 StateOrTrees = Saveable | SavedTrees
-"""What a `RunSaver` saves."""
+"""State, or trees by name, that a `RunSaver` saves."""
 
 
 def leaves_of(state: StateOrTrees | None) -> list[Any]:
