@@ -12,7 +12,8 @@ from cairn.interop.conversion.tensor_streams import float_dtype
 from cairn.interop.errors import InteropError
 from cairn.interop.weights.adapter_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from cairn.interop.weights.export import adapter_sources, export_sources, stored_config
-from cairn.interop.weights.files import CONFIG_FILE
+from cairn.interop.weights.files import CONFIG_FILE, GENERATION_FILE
+from cairn.interop.weights.generation_file import generation_file
 from cairn.interop.weights.gguf.writing import GGUF_TYPES, stored_gguf
 from cairn.interop.weights.weight_files import INDEX_FILE
 from cairn.service.errors import InvalidRequestError
@@ -36,7 +37,7 @@ from cairn.storage.store.uri import StoreURI, check_segment
 KIND: Final = "convert"
 # Part of every artifact's identity. Raise it when the same checkpoint and options give other bytes,
 # so that old artifacts are not taken for new ones.
-RULE_VERSION: Final = 3
+RULE_VERSION: Final = 4
 
 
 HUGGINGFACE: Final = "huggingface"
@@ -144,6 +145,10 @@ def _plan(
     assets = {
         asset.name: _read_asset(run, asset) for asset in manifest.assets if asset.name not in taken
     }
+    with _as_invalid_request():
+        settings = generation_file(config, assets.get(GENERATION_FILE))
+    if settings is not None:
+        assets[GENERATION_FILE] = settings
     return ExportContent(shards, {"format": "pt"}, {**assets, **own}, finite=finite)
 
 

@@ -19,7 +19,8 @@ from cairn.interop.conversion.rules import Rule, RuleTable, match
 from cairn.interop.conversion.tensor_streams import MemoryLeaf, float_dtype, streams
 from cairn.interop.errors import ConversionError
 from cairn.interop.weights.export import hf_config, rule_table
-from cairn.interop.weights.files import CONFIG_FILE
+from cairn.interop.weights.files import CONFIG_FILE, GENERATION_FILE
+from cairn.interop.weights.generation_file import generation_file
 from cairn.interop.weights.weight_files import INDEX_FILE
 from cairn.state.adapters.layers import adaptable_layers
 from cairn.state.adapters.quantized_weight import PackedParam, QuantizedWeight
@@ -119,7 +120,7 @@ def write_folder(
     Raises:
         ConversionError: the rules do not cover a weight, or the model has adapters; or, without a
             `float_dtype`, it has quantized weights, or weights of several dtypes that become one
-            tensor.
+            tensor; or its generation_config.json is no JSON object, or too large.
         ConfigError: the family can't express the model's options.
         CorruptionError: another program has written the folder meanwhile.
         StorageError: the store is full, unreachable or forbids the write.
@@ -136,6 +137,9 @@ def write_folder(
     folder = WholeFolder(open_files(parse_uri(save_directory)), CONFIG_FILE, INDEX_FILE)
     leaves_of = {name: rule.leaves for rule in rules for name in rule.tensors}
     small: dict[str, bytes] = dict(model.config.tokenizer_files)
+    settings = generation_file(config, small.get(GENERATION_FILE))
+    if settings is not None:
+        small[GENERATION_FILE] = settings
     small[CONFIG_FILE] = (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
     written = [shard.file_name for shard in shards]
     if len(shards) > 1:
