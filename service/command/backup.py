@@ -15,8 +15,8 @@ from cairn.storage.store.disk.directory_entries import fsync_path
 
 UNFINISHED: Final = ".unfinished"
 _FOR_POSTGRESQL: Final = (
-    'Use PostgreSQL\'s own means: `pg_dump --format=custom --file=cairn.dump "$DATABASE"`; '
-    "docs/howto/back-up.md has the whole of it."
+    'Use PostgreSQL\'s own tools: `pg_dump --format=custom --file=cairn.dump "$DATABASE"`; '
+    "see docs/howto/back-up.md."
 )
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cairn.service.actions.plane import ControlPlane
 
 keys_app: Final = typer.Typer(
-    help="Make, list and revoke keys, in the server's database.",
+    help="Create, list and revoke keys, in the server's database.",
     no_args_is_help=True,
 )
 
@@ -34,7 +34,7 @@ keys_app: Final = typer.Typer(
 def _name(text: str) -> str:
     if re.fullmatch(NAME_PATTERN, text) is None:
         raise typer.BadParameter(
-            f"expected letters, digits, '.', '_' and '-', 128 at most, found {text!r}"
+            f"{text!r} is not a valid name: use letters, digits, '.', '_' and '-', 128 at most"
         )
     return text
 
@@ -47,18 +47,16 @@ def _names(texts: list[str] | None) -> list[str] | None:
 def create(
     name: Annotated[
         str,
-        typer.Option(metavar="NAME", callback=_name, help="Of the caller, for the audit trail."),
+        typer.Option(metavar="NAME", callback=_name, help="Name of the caller, for the audit log."),
     ],
     scope: Annotated[Scope, typer.Option(help="What the caller may do.")] = Scope.READ,
     root: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", callback=_names, help="Only in this root of the store; may be repeated."
-        ),
+        typer.Option(metavar="NAME", callback=_names, help="Only for this root; may be repeated."),
     ] = None,
     expires: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Such as 90d; default: counts until it is revoked."),
+        typer.Option(metavar="TIME", help="Lifetime, such as 90d; default: until it is revoked."),
     ] = None,
     output: SecretFileOption = None,
     data_dir: DataOption = None,
@@ -69,7 +67,9 @@ def create(
 
     lifetime = None if expires is None else parse_duration(expires)
     if lifetime is not None and not 0 < lifetime <= MAX_GRACE_SECONDS:
-        raise typer.BadParameter(f"expected some time, a hundred years at most, found {expires!r}")
+        raise typer.BadParameter(
+            f"{expires!r} is not a valid lifetime: a hundred years at most, such as 90d"
+        )
     request = KeyRequest(name=name, scope=scope, roots=root or None, expires_seconds=lifetime)
     # The file first: if it cannot be created, no key is made whose secret is lost.
     with secret_file(output) as file, _plane(data_dir) as (plane, caller):
@@ -79,11 +79,11 @@ def create(
     if json:
         print_document(created if output is None else created.details)
         return
-    place = f"in {output}, for CAIRN_KEY_FILE"
+    use = f"It is saved in {output}; set CAIRN_KEY_FILE to that path."
     if output is None:
         print(created.key)
-        place = "for CAIRN_KEY or a file that CAIRN_KEY_FILE names"
-    errors.print(f"Key {created.details.id}, {place}. It is not told again.", soft_wrap=True)
+        use = "Set it as CAIRN_KEY or save it to CAIRN_KEY_FILE. It won't be shown again."
+    errors.print(f"Key ID {created.details.id}. {use}", soft_wrap=True)
 
 
 @keys_app.command("list")
@@ -96,7 +96,7 @@ def list_keys(data_dir: DataOption = None, json: JsonOption = False) -> None:
     if json:
         print_document(KeyList(keys=listed))
         return
-    titles = ("key", "name", "scope", "roots", "counts", "created (UTC)", "expires", "last used")
+    titles = ("key", "name", "scope", "roots", "active", "created (UTC)", "expires", "last used")
     rows = (
         (
             key.id,
@@ -115,7 +115,7 @@ def list_keys(data_dir: DataOption = None, json: JsonOption = False) -> None:
 
 @keys_app.command()
 def revoke(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="Its id, from `cairn keys list`.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Key ID, from `cairn keys list`.")],
     data_dir: DataOption = None,
     json: JsonOption = False,
 ) -> None:

@@ -54,16 +54,21 @@ class PulledStep(Response):
 @app.command("pull")
 def pull_command(
     checkpoint: CheckpointArgument,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Which has `current` in it.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="Target folder; `current` links to the newest version."
+        ),
+    ],
     watch: Annotated[
-        bool, typer.Option("--watch", help="Stay, and fetch each next one, until Ctrl-C.")
+        bool, typer.Option("--watch", help="Keep running, and fetch each new step, until Ctrl-C.")
     ] = False,
     every: Annotated[
-        float | None, typer.Option(help="How often that is looked at; default: 10s.", **TIME)
+        float | None, typer.Option(help="Poll interval; default: 10s.", **TIME)
     ] = None,
     keep: Annotated[
         int | None,
-        typer.Option(metavar="N", min=0, help="Replaced versions that stay; default: all."),
+        typer.Option(metavar="N", min=0, help="Number of old versions to keep; default: all."),
     ] = None,
     despite_damage: DespiteDamageOption = None,
     command: Annotated[
@@ -72,7 +77,7 @@ def pull_command(
             "--exec",
             metavar="COMMAND",
             help="Shell command to run after `current` has changed, such as a restart of the "
-            "server of models; again at the next pull if it fails.",
+            "model server; it runs again at the next pull if it fails.",
         ),
     ] = None,
     format: FormatOption = "huggingface",
@@ -85,12 +90,12 @@ def pull_command(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Keep an export of a checkpoint on a host that serves it.
+    """Download an export and keep it up to date.
 
     FOLDER/current is a link to complete, verified files; it changes atomically. An interrupted
-    download continues where it stopped. Replaced versions stay, unless --keep limits them.
-    The command of --exec has PULLED_RUN, PULLED_STEP and PULLED_FOLDER in its
-    environment; what it prints is on standard error.
+    download continues where it stopped. Old versions stay, unless --keep limits them.
+    The command of --exec gets PULLED_RUN, PULLED_STEP and PULLED_FOLDER in its
+    environment; its output goes to standard error.
     """
     address = Address.parse(checkpoint)
     options: dict[str, Any] = {"format": format, "dtype": dtype, "max_shard_size": max_shard_size}
@@ -121,12 +126,12 @@ def pull_command(
                     if command is not None:
                         _execute(command, folder, pulled)
                     if watch and pulled_last is None:
-                        stays = f"Watching {checkpoint} for another step; Ctrl-C ends it."
+                        stays = f"Watching {checkpoint} for new steps; press Ctrl-C to stop."
                         errors.print(stays, soft_wrap=True, markup=False)
                 elif current.damaged is not None and pulled_last.damaged is None:
                     text = (
-                        f"{current.run}/steps/{current.step} was found damaged since it was "
-                        f"pulled. {folder} serves what was exported of it before, and whole."
+                        f"{current.run}/steps/{current.step} was found damaged after it was "
+                        f"pulled. {folder} still has its complete, earlier export."
                     )
                     errors.print(text, soft_wrap=True, markup=False)
                 pulled_last = current

@@ -14,7 +14,7 @@ from cairn.storage.arrays.leaf_paths import keys_of
 from cairn.storage.store.clock import utc_now
 
 _UNITS: Final = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
-_STATES: Final = {"in_flight": "being written", "trashed": "in trash"}
+_STATES: Final = {"in_flight": "saving", "listed": "available", "trashed": "in trash"}
 _LARGE: Final = 1e6
 _EXACT: Final = 1e15
 _SMALL: Final = 1e-3
@@ -46,33 +46,36 @@ def moment(when: datetime) -> str:
 
 
 def count(number: int) -> str:
-    """Format a whole number in groups of three digits, with thin spaces: `12 345`."""
-    return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    """Format a whole number in groups of three digits, with commas: `12,345`."""
+    return f"{number:,}"
 
 
 def figure(value: float | int | str | None, digits: int = 4) -> str:
-    """Format a number to `digits` digits, with trailing zeros, so that columns line up."""
+    """Format a number to `digits` digits, with trailing zeros, so that columns line up.
+
+    Digits are not grouped, so that a copied number can be pasted anywhere.
+    """
     if value is None:
         return "\N{EN DASH}"
     if isinstance(value, str):
         return value
     if isinstance(value, int):
-        return count(value)
+        return str(value)
     if not math.isfinite(value):
         return str(value)
     if value.is_integer() and abs(value) < _EXACT:
-        return count(int(value))
+        return str(int(value))
     if not _SMALL <= abs(value) < _LARGE:
         return f"{value:.{digits - 1}e}"
     if abs(value) >= 10 ** (digits - 1):
-        return count(round(value))
+        return str(round(value))
     return f"{value:#.{digits}g}"
 
 
 def percent(part: float) -> str:
     """Format a fraction: `3.20 %`, `<0.1 %` for tiny ones above 0, and `×12` from 10 on."""
     if part >= 10:
-        return f"\N{MULTIPLICATION SIGN}{part:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+        return f"\N{MULTIPLICATION SIGN}{part:,.0f}"
     if 0 < part < 0.001:
         return "<0.1 %"
     if part >= 0.9995 or part == 0:
@@ -125,7 +128,7 @@ def shape(lengths: Sequence[int]) -> str:
 
 
 def words(name: str) -> str:
-    """Return the label of a state, such as "being written" for `in_flight`."""
+    """Return the label of a state, such as "saving" for `in_flight`."""
     return _STATES.get(name, name.replace("_", " "))
 
 

@@ -92,7 +92,9 @@ def check_added_roots(settings: Settings, *, probe: bool, seconds: float) -> Ite
     if Outcome.FAIL not in read:
         for rule in settings.rules_without_roots(added):
             fix = "correct the pattern, or add the root"
-            yield Finding("settings", Outcome.WARN, f"{rule} fits no root, and does nothing", fix)
+            yield Finding(
+                "settings", Outcome.WARN, f"{rule} matches no root, so it does nothing", fix
+            )
 
 
 def check_keys(settings: Settings, *, seconds: float) -> Iterator[Finding]:
@@ -120,7 +122,7 @@ def check_keys(settings: Settings, *, seconds: float) -> Iterator[Finding]:
     if any(finding.outcome is Outcome.FAIL for finding in read):
         return
     if valid:
-        yield Finding(_KEYS, Outcome.OK, "there is a valid key")
+        yield Finding(_KEYS, Outcome.OK, "a valid key exists")
         return
     text = f"CAIRN_HOST: {settings.host!r} can be reached by others, and there is no valid key: "
     text += "the server does not start"
@@ -138,7 +140,7 @@ def _check_database(
         parsed = make_url(url)
         file = parsed.database if parsed.get_backend_name() == "sqlite" else None
         if file and not Path(file).exists():
-            yield Finding(check, Outcome.OK, f"{file} is made at the first start")
+            yield Finding(check, Outcome.OK, f"{file} will be created on first start")
             return
         for path, mode in shared_files(file).items():
             text = f"{path}: expected mode 600, found {mode:o}: others may read secrets in it"

@@ -87,7 +87,7 @@ def check_entry_points(path: Sequence[str]) -> Iterator[Finding]:
             _INSTALL,
         )
     if not wrong:
-        yield Finding("entry points", Outcome.OK, "those of this version")
+        yield Finding("entry points", Outcome.OK, "match this version")
 
 
 def check_names(path: Sequence[str]) -> Iterator[Finding]:
@@ -98,9 +98,7 @@ def check_names(path: Sequence[str]) -> Iterator[Finding]:
     """
     own = Path(cairn.__file__).resolve().parent
     installed = _installed_place()
-    if installed is None or installed.resolve() == own:
-        yield Finding("names", Outcome.OK, f"cairn is imported from {own}")
-    else:
+    if installed is not None and installed.resolve() != own:
         text = f"cairn is imported from {own}, and installed at {installed}"
         yield Finding("names", Outcome.WARN, text, f"{_ELSEWHERE}; cd ~")
     others = [

@@ -46,7 +46,7 @@ def check_root(name: str, uri: StoreURI, *, probe: bool, seconds: float) -> Iter
             ahead = seconds_ahead(uri)
         except StoreCheckError as exc:
             text = "; ".join((str(exc).splitlines()[0], *exc.problems))
-            yield Finding(check, Outcome.FAIL, text, "keep runs on another store, or mend this")
+            yield Finding(check, Outcome.FAIL, text, "use another store for runs, or fix this one")
         except StorageError as exc:
             if deadline_seconds_left() == 0:
                 fix = _REACH
@@ -56,7 +56,7 @@ def check_root(name: str, uri: StoreURI, *, probe: bool, seconds: float) -> Iter
                 fix = "give this identity the right to read, write and delete objects there"
             yield Finding(check, Outcome.FAIL, _error_text(exc, uri, seconds), fix)
         else:
-            yield Finding(check, Outcome.OK, "it refuses all but one of two writers")
+            yield Finding(check, Outcome.OK, "compare-and-swap works")
             if ahead is not None:
                 yield _clock(check, ahead)
 
@@ -74,7 +74,7 @@ def _error_text(error: StorageError, uri: StoreURI, seconds: float) -> str:
 def _folder_problem(check: str, uri: StoreURI) -> Finding | None:
     path = uri.local_path
     if not os.path.lexists(path):
-        text = f"{uri}: expected a folder, found nothing; the first save would make it"
+        text = f"{uri}: expected a folder, found nothing; the first save will create it"
         return Finding(check, Outcome.WARN, text, f"mkdir -p {shlex.quote(path)}")
     if not os.path.isdir(path):
         return Finding(
@@ -92,4 +92,4 @@ def _clock(check: str, ahead: float) -> Finding:
         return Finding(check, Outcome.FAIL, f"{text}: leases end too soon or too late", _SET_CLOCK)
     if apart > _CLOCK_WARN_SECONDS:
         return Finding(check, Outcome.WARN, text, _SET_CLOCK)
-    return Finding(check, Outcome.OK, "its clock is this host's")
+    return Finding(check, Outcome.OK, "its clock agrees with this host's")

@@ -22,7 +22,7 @@ ROWS: Final = 50
 STATES: Final = (
     ("", "Any"),
     ("damaged", "Has damaged steps"),
-    ("in_flight", "Writing now"),
+    ("in_flight", "Saving"),
     ("abandoned", "Has an abandoned step"),
     ("superseded", "Has superseded steps"),
     ("trashed", "Has steps in trash"),

@@ -33,7 +33,7 @@ def test_key_is_made_listed_and_revoked_at_the_shell(shell, http, keys):
     assert http.get("/v1/runs", headers=bearer(key)).status_code == 200
     listed = shell("keys", "list")
     row = dict(zip(*(line.split("\t") for line in listed.stdout.splitlines()), strict=True))
-    assert (row["name"], row["scope"], row["roots"], row["counts"]) == (
+    assert (row["name"], row["scope"], row["roots"], row["active"]) == (
         "ci",
         "operate",
         "all",
@@ -68,7 +68,7 @@ def test_key_goes_into_a_file_for_its_owner_alone_that_was_not_there(shell, http
         os.umask(before)
     assert (done.returncode, done.stdout, file.stat().st_mode & 0o777) == (0, "", 0o600)
     assert http.get("/v1/runs", headers=bearer(file.read_text().strip())).status_code == 200
-    assert f"in {file}, for CAIRN_KEY_FILE" in done.stderr
+    assert f"saved in {file}; set CAIRN_KEY_FILE" in done.stderr
     again = shell(*create[:-2], "other", "--output", str(tmp_path / "other.key"), "--json")
     assert json.loads(again.stdout)["name"] == "other"
     assert (tmp_path / "other.key").read_text().strip() not in again.stdout
@@ -85,11 +85,11 @@ def test_keys_are_told_to_programs_as_the_api_tells_them(shell):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("--name", "a b"), "expected letters"),
+        (("--name", "a b"), "not a valid name"),
         (("--name", "ci", "--expires", "soon"), "expected a number with"),
-        (("--name", "ci", "--expires", "0d"), "expected some time"),
+        (("--name", "ci", "--expires", "0d"), "not a valid lifetime"),
         (("--name", "ci", "--root", "elsewhere"), "expected some of default, found 'elsewhere'"),
-        (("--name", "ci", "--root", "a b"), "expected letters"),
+        (("--name", "ci", "--root", "a b"), "not a valid name"),
         (("--name", "loopback"), "expected another name"),
         (("--name", "ci", "--expires", "999999999999w"), "years"),
         (("--name", "ci", "--scope", "root"), "--scope"),

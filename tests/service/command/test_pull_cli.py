@@ -148,7 +148,7 @@ def test_a_watch_says_once_that_what_it_serves_was_found_damaged(saved, monkeypa
     done = cairn_here("pull", "llama/steps/3", str(tmp_path / "models"), "--watch", url=saved[0])
     note_verified(run, run.step(3))
     cairn_here("show", "llama/steps/3", url=saved[0])
-    assert done.stderr.count("llama/steps/3 was found damaged since it was pulled") == 1
+    assert done.stderr.count("llama/steps/3 was found damaged after it was pulled") == 1
     same(tmp_path / "models", saved[1], 3)
 
 
@@ -243,7 +243,7 @@ def test_a_watch_outlives_a_server_that_goes_away(tmp_path):
             program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert process.stdout.readline().startswith("llama/steps/1: ")
-        assert process.stderr.readline() == "Watching llama for another step; Ctrl-C ends it.\n"
+        assert process.stderr.readline() == "Watching llama for new steps; press Ctrl-C to stop.\n"
     assert "llama: " in process.stderr.readline()
     time.sleep(0.3)
     assert process.poll() is None

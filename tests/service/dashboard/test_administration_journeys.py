@@ -118,7 +118,7 @@ def test_retention_is_applied_and_its_job_is_there_after_a_reload(page, kept):
     page.goto("/operations")
     expect(page.locator("main")).to_contain_text(re.compile("retention", re.IGNORECASE))
     page.goto("/ui/default/kept")
-    expect(page.locator("tr[data-step='4']")).to_contain_text("listed")
+    expect(page.locator("tr[data-step='4']")).to_contain_text("available")
     expect(page.locator("tr[data-step='1']")).to_contain_text("in trash")
 
 

@@ -183,7 +183,7 @@ def test_numbers_are_said_as_people_read_them():
     assert [
         formats.figure(one) for one in (3.00006, -0.5, 2.0, 0.0, 2.59e8, 12_345.6, 1.5e7 + 0.5)
     ] == [
-        *("3.000", "-0.5000", "2", "0", "259\u202f000\u202f000", "12\u202f346", "1.500e+07"),
+        *("3.000", "-0.5000", "2", "0", "259000000", "12346", "1.500e+07"),
     ]
     shares = (0.0, 0.00001, 0.0384, 0.5, 0.9996, 1.0)
     assert [formats.percent(one) for one in shares] == [
@@ -194,7 +194,7 @@ def test_numbers_are_said_as_people_read_them():
         "100 %",
         "100 %",
     ]
-    assert formats.percent(24_700.4) == "×24\u202f700"
+    assert formats.percent(24_700.4) == "×24,700"
     assert formats.spec([None, ["dp", "fsdp"]]) == "–, dp×fsdp"
     assert formats.spec(None) == "–"
     assert formats.quoted("a <b>: see `cairn runs`, or `cairn doctor`") == (

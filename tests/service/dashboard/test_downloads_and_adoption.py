@@ -44,7 +44,7 @@ def test_folder_of_plain_orbax_becomes_a_run_whose_files_are_its_owners(
     page, trained, saved_by_orbax, tmp_path
 ):
     page.goto("/")
-    page.get_by_role("link", name="Adopt…").click()
+    page.get_by_role("link", name="Import Orbax checkpoints…").click()
     ask(page, saved_by_orbax, "adopted")
     card = page.locator("#adopt-result .operation")
     expect(card).to_have_attribute("data-state", "succeeded", timeout=30_000)

@@ -17,7 +17,7 @@ def test_newcomer_finds_a_run_and_looks_into_a_tensor(page):
     page.get_by_role("link", name="tiny", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_have_text("tiny")
     row = page.locator("tr[data-step='2']")
-    expect(row).to_contain_text("listed")
+    expect(row).to_contain_text("available")
     row.get_by_role("link", name="2", exact=True).click()
     page.get_by_role("link", name="Tensors").click()
     page.get_by_label("Search in paths").fill("layers 0 gate")
@@ -77,11 +77,11 @@ def test_runs_are_searched_while_typing_and_the_address_says_what_for(page):
     page.get_by_label("Owner").fill("")
     page.get_by_label("State").select_option("in_flight")
     expect(rows).to_have_count(1)
-    expect(rows).to_contain_text("writing step 300")
+    expect(rows).to_contain_text("saving step 300")
     page.reload()
     expect(rows).to_have_count(1)
     page.get_by_label("Search").fill("nothing")
-    expect(page.get_by_role("heading", name="No run is like that")).to_be_visible()
+    expect(page.get_by_role("heading", name="No matching runs")).to_be_visible()
 
 
 def test_metrics_are_drawn_and_steps_sorted_and_filtered(page):
@@ -101,8 +101,8 @@ def test_two_steps_are_ticked_and_compared(page):
     page.goto("/ui/default/tiny")
     page.get_by_label("Compare step 1").check()
     page.get_by_label("Compare step 2").check()
-    page.get_by_role("button", name="Compare the two").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("step 1 and step 2")
+    page.get_by_role("button", name="Compare selected").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Compare 1 with 2")
     loss = page.get_by_role("row", name=re.compile("^loss"))
     expect(loss).to_contain_text("-1")
     expect(loss).to_contain_text("better")
@@ -110,7 +110,7 @@ def test_two_steps_are_ticked_and_compared(page):
     tensors = page.get_by_role("table", name="Tensor", exact=True)
     expect(layers.get_by_role("rowheader", name="model/layers/0", exact=True)).to_be_visible()
     expect(tensors).to_have_count(0)
-    page.get_by_text(re.compile("^Each of the .* tensors$")).click()
+    page.get_by_text(re.compile("^All .* tensors$")).click()
     for table in (layers, tensors):
         expect(table).to_be_visible()
         shares = table.locator("rect").evaluate_all(
@@ -123,13 +123,13 @@ def test_two_steps_are_ticked_and_compared(page):
 
 def test_equal_leaves_of_two_runs_are_told_from_digests(page):
     page.goto("/ui/default/tiny/steps/1/compare?other_run=tiny-fork&other=1")
-    expect(page.get_by_text("tensors are equal")).to_be_visible()
+    expect(page.get_by_text("tensors are identical")).to_be_visible()
 
 
 def test_one_ticked_step_is_not_enough_and_the_other_is_asked_for(page):
     page.goto("/ui/default/tiny")
     page.get_by_label("Compare step 1").check()
-    page.get_by_role("button", name="Compare the two").click()
+    page.get_by_role("button", name="Compare selected").click()
     expect(page.get_by_role("alert")).to_contain_text("exactly two")
 
 
@@ -148,12 +148,12 @@ def test_step_is_promoted_with_a_reason_that_its_history_keeps(page):
 
 def test_steps_to_compare_are_named_by_an_alias_too(page, browser, plane):
     page.goto("/compare")
-    for side, step in (("One step", "1"), ("The other", "production")):
+    for side, step in (("Step A", "1"), ("Step B", "production")):
         group = page.get_by_role("group", name=side)
         group.get_by_label("Run").fill("tiny")
         group.get_by_label("Step").fill(step)
     page.get_by_role("button", name="Compare").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("step 1 and step 2")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Compare 1 with 2")
     with opened(browser, plane, "404 (Not Found)") as lost:
         lost.goto("/compare?root=default&run=tiny&step=1&other=prodution")
         expect(lost.get_by_text("production").first).to_be_visible()  # what there is
@@ -285,7 +285,7 @@ def test_retention_is_previewed_before_anything_is_deleted(page):
     page.get_by_role("button", name="Preview").click()
     expect(page.get_by_text("It would delete 1 of 2 steps")).to_be_visible()
     page.goto("/ui/default/writing")
-    expect(page.locator("tr[data-step='100']")).to_contain_text("listed")
+    expect(page.locator("tr[data-step='100']")).to_contain_text("available")
 
 
 def test_plan_for_another_mesh_says_what_a_device_holds(page):

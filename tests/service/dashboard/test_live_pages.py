@@ -78,22 +78,22 @@ def test_run_and_steps_appear_on_pages_that_are_open(browser, url, store):
         run = make_run(store / "later")
         look(url, "later", runs)
         row = runs.get_by_role("row").filter(has_text="later")
-        expect(row).to_contain_text("none yet")
+        expect(row).to_contain_text("no steps yet")
         steps.goto("/ui/default/later")
-        expect(steps.get_by_text("No step yet")).to_be_visible()
+        expect(steps.get_by_text("No steps yet")).to_be_visible()
         attempt = begin_saving(run, 7)
         look(url, "later", runs, steps)
-        expect(row).to_contain_text("writing step 7")
-        expect(steps.locator("#run-badges")).to_contain_text("writing step 7")
-        expect(steps.locator("tr[data-step='7']")).to_contain_text("being written")
+        expect(row).to_contain_text("saving step 7")
+        expect(steps.locator("#run-badges")).to_contain_text("saving step 7")
+        expect(steps.locator("tr[data-step='7']")).to_contain_text("saving")
         publish(run, attempt.number, 7)
         annotate_step(run, 7, metrics={"loss": 0.5}, by="trainer")
         look(url, "later", runs, steps)
-        expect(steps.locator("tr[data-step='7'] .state")).to_have_text("listed")
+        expect(steps.locator("tr[data-step='7'] .state")).to_have_text("available")
         expect(steps.locator("#figures")).to_contain_text("trainer")
         expect(steps.locator("[data-metric='loss'] canvas")).to_have_count(1)
-        expect(row).not_to_contain_text("writing")
-        expect(row.locator("[data-name='Last step']")).to_contain_text("7")
+        expect(row).not_to_contain_text("saving")
+        expect(row.locator("[data-name='Latest step']")).to_contain_text("7")
 
 
 def test_page_of_a_step_that_is_being_written_becomes_that_of_a_saved_one(
@@ -107,7 +107,7 @@ def test_page_of_a_step_that_is_being_written_becomes_that_of_a_saved_one(
     publish(run, attempt.number, 9)
     look(url, name, page)
     expect(page.get_by_role("button", name="Promote")).to_be_visible()
-    expect(page.locator("#badges")).to_contain_text("listed")
+    expect(page.locator("#badges")).to_contain_text("available")
 
 
 def test_what_is_ticked_or_typed_stays_until_it_is_done_with(page, url, name, place):
@@ -152,7 +152,7 @@ def test_end_of_a_job_is_told_by_what_it_has_changed(page, place):
     page.goto(f"{place}/storage?keep_last=1")
     page.get_by_role("button", name="Delete 1 steps").click()
     expect(page.locator("#kept")).to_contain_text("It would keep all 1 steps")
-    expect(page.locator("#by-step .state")).to_have_text(["superseded", "listed", "in trash"])
+    expect(page.locator("#by-step .state")).to_have_text(["superseded", "available", "in trash"])
 
 
 def test_page_of_a_job_tells_that_it_runs_and_what_came_of_it(page, monkeypatch, url, name):

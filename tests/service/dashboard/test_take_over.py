@@ -35,36 +35,36 @@ def test_run_is_taken_over_from_its_page_once_that_was_confirmed(browser, url, h
     _, place = held
     with opened(browser, url) as page:
         page.goto(place)
-        writes = page.locator("dl.figures div", has_text="Writes now")
+        writes = page.locator("dl.figures div", has_text="Writer")
         expect(writes).to_contain_text("job-7")
-        writes.get_by_role("link", name="Take over…").click()
-        expect(page.get_by_role("heading", name="What this does")).to_be_visible()
-        expect(page.locator("main")).to_contain_text("it can save no more")
-        page.get_by_label("Why (for the audit trail)").fill("its node is gone")
-        button = page.get_by_role("button", name="Take it over from job-7")
+        writes.get_by_role("link", name="Take over writer…").click()
+        expect(page.get_by_role("heading", name="What happens")).to_be_visible()
+        expect(page.locator("main")).to_contain_text("it can no longer save")
+        page.get_by_label("Reason (for the audit log)").fill("its node is gone")
+        button = page.get_by_role("button", name="Take over from job-7")
         button.click()
         expect(page.locator("#take-over-result")).to_be_empty()  # it was not confirmed
-        page.get_by_label("The job of job-7 is over, or is to end").check()
+        page.get_by_label("I confirm the job of job-7 has ended or may be stopped").check()
         button.click()
         told = page.locator("#take-over-result").get_by_role("alert")
         expect(told).to_contain_text("Taken over from job-7.")
-        expect(told).to_contain_text("goes on from step 2")
+        expect(told).to_contain_text("continues from step 2")
         expect(told).to_be_focused()
         told.get_by_role("link", name="Back to the run").click()
-        expect(writes).to_contain_text("nobody now")
+        expect(writes).to_contain_text("none")
         page.goto("/audit")
         entry = page.locator("#audit tr", has_text="run.takeOver")
         expect(entry).to_contain_text("its node is gone")
         page.goto(f"{place}/take-over")
-        expect(page.get_by_role("heading", name="Nobody holds this run")).to_be_visible()
+        expect(page.get_by_role("heading", name="This run has no writer")).to_be_visible()
 
 
 def test_run_that_was_given_back_meanwhile_is_told_so(browser, url, held):
     writer, place = held
     with opened(browser, url, "412 (Precondition Failed)") as page:
         page.goto(f"{place}/take-over")
-        page.get_by_label("The job of job-7 is over, or is to end").check()
+        page.get_by_label("I confirm the job of job-7 has ended or may be stopped").check()
         writer.close()
-        page.get_by_role("button", name="Take it over from job-7").click()
+        page.get_by_role("button", name="Take over from job-7").click()
         told = page.locator("#take-over-result").get_by_role("alert")
         expect(told).to_contain_text("found none")

@@ -75,14 +75,14 @@ def test_step_that_was_verified_is_so_on_each_of_its_pages(page, plane):
         expect(page.locator("#badges .state")).to_have_text("verified")
     page.goto(RUN)
     expect(page.locator("tr[data-step='2'] .state")).to_have_text("verified")
-    expect(page.locator(".legend.marks")).to_have_text(re.compile(r"1 listed\s+1 verified"))
+    expect(page.locator(".legend.marks")).to_have_text(re.compile(r"1 available\s+1 verified"))
 
 
 def test_list_of_runs_names_aliases_and_begins_with_the_newest(page):
     page.goto("/")
     names = page.locator("#runs td.title > a:first-child")
     assert names.first.text_content() == "empty"
-    page.get_by_label("Order").select_option("Name")
+    page.get_by_label("Sort by").select_option("Name")
     expect(names).to_have_text(["empty", "tiny", "tiny-fork", "writing"])
     page.get_by_role("link", name="staging 1").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Step 1")
