@@ -71,9 +71,12 @@ def boxes(
     tail = tuple(slice(0, size) for size in shape[axis + 1 :])
     for head in itertools.product(*(range(size) for size in shape[:axis])):
         fixed = tuple(slice(i, i + 1) for i in head)
-        # Not kept from one index to the next: a forged shape has billions.
-        for start, stop in _ranges_on_grid(shape[axis], rows, grid[axis], phase[axis]):
+        start = 0
+        while start < shape[axis]:
+            border = (start + phase[axis] + rows) // grid[axis] * grid[axis] - phase[axis]
+            stop = min(shape[axis], border if border > start else start + rows)
             yield (*fixed, slice(start, stop), *tail)
+            start = stop
 
 
 def read_boxes(
@@ -103,12 +106,15 @@ def read_boxes(
     if 0 in shape or not shape:
         yield from boxes(shape, small)
         return
-    if _whole_chunk_rows(shape, small, grid):
+    axis = split_axis(shape, small)
+    chunk_row = min(grid[axis], shape[axis]) * math.prod(shape[axis + 1 :])
+    leading = (min(size, chunk) for size, chunk in zip(shape[:axis], grid, strict=False))
+    if chunk_row <= small and all(size == 1 for size in leading):
         yield from boxes(shape, small, grid=grid, phase=phase)
         return
     axis = split_axis(shape, large)
-    one_row = min(grid[axis], shape[axis]) * math.prod(shape[axis + 1 :])
-    yield from boxes(shape, min(large, one_row), grid=grid, phase=phase)
+    chunk_row = min(grid[axis], shape[axis]) * math.prod(shape[axis + 1 :])
+    yield from boxes(shape, min(large, chunk_row), grid=grid, phase=phase)
 
 
 def chunk_count(shape: Sequence[int], chunks: Sequence[int]) -> int:
@@ -223,20 +229,3 @@ def _transpose_in_tiles(source: np.ndarray, out: np.ndarray) -> None:
             _cast(cast, part)
             turned[:columns, :rows] = cast.view(bits).T
             out[column : column + columns, row : row + rows] = turned[:columns, :rows]
-
-
-def _whole_chunk_rows(shape: tuple[int, ...], limit: int, grid: Sequence[int]) -> bool:
-    """Return True if boxes of `limit` elements can consist of whole rows of chunks."""
-    axis = split_axis(shape, limit)
-    if any(min(size, chunk) > 1 for size, chunk in zip(shape[:axis], grid, strict=False)):
-        return False
-    return min(grid[axis], shape[axis]) * math.prod(shape[axis + 1 :]) <= limit
-
-
-def _ranges_on_grid(size: int, rows: int, chunk: int, phase: int) -> Iterator[tuple[int, int]]:
-    start = 0
-    while start < size:
-        border = (start + phase + rows) // chunk * chunk - phase
-        stop = min(size, border if border > start else start + rows)
-        yield start, stop
-        start = stop

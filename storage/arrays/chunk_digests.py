@@ -181,22 +181,19 @@ class ChunkDigests:
 
 
 def _box_of(record: Any) -> DigestedBox:
-    origin, counts = (_naturals(record[name]) for name in ("origin", "counts"))
-    text = record["digests"]
+    for name in ("origin", "counts"):
+        numbers = record[name]
+        if not isinstance(numbers, list) or not all(
+            type(number) is int and 0 <= number < 2**63 for number in numbers
+        ):
+            raise ValueError(f"{str(numbers)[:80]} where natural numbers belong")
+    origin, counts, text = tuple(record["origin"]), tuple(record["counts"]), record["digests"]
     if len(origin) != len(counts) or 0 in counts:
         raise ValueError(f"origin {list(origin)}, counts {list(counts)}")
     if len(text) != _HEX_DIGITS * math.prod(counts):
         raise ValueError(f"{len(text)} digits for {math.prod(counts)} chunks")
     box_digests = np.frombuffer(bytes.fromhex(text), "<u8").astype(np.uint64, copy=False)
     return DigestedBox(origin, counts, box_digests.reshape(counts))
-
-
-def _naturals(numbers: Any) -> tuple[int, ...]:
-    if not isinstance(numbers, list) or not all(
-        type(number) is int and 0 <= number < 2**63 for number in numbers
-    ):
-        raise ValueError(f"{str(numbers)[:80]} where natural numbers belong")
-    return tuple(numbers)
 
 
 def _refuse(path: object, found: str) -> NoReturn:

@@ -372,15 +372,13 @@ def _write_buffers(
     at = 0
     set_direct(descriptor, on=True)
     fillings = _filled_buffers(pieces, memory, content)
-    while filled := _fill_next(fillings):
+    while True:
+        with _filling:
+            filled = next(fillings, 0)
+        if not filled:
+            return
         write_from(descriptor, memory[:filled], at)
         at += filled
-
-
-def _fill_next(fillings: Iterator[int]) -> int:
-    """Fill the next buffer under the semaphore; return its bytes, 0 after the last."""
-    with _filling:
-        return next(fillings, 0)
 
 
 def _filled_buffers(pieces: FileContents, memory: memoryview, content: ContentSum) -> Iterator[int]:

@@ -331,7 +331,11 @@ def _copy_and_sum(
         octets[:] = part.reshape(-1).view(np.uint8)
     else:
         chunk[...] = part
-    digests.append(_digest(chunk, origin, shard.packed))
+    if shard.packed is None:
+        digests.append(box_digest(chunk, origin))
+    else:
+        dtype, axis = shard.packed
+        digests.append(box_digest(unpack(chunk, dtype, axis), unpacked_shape(origin, axis)))
     if shard.fingerprinted:
         prints.append(fingerprint(data))
 
@@ -353,15 +357,6 @@ def has_fingerprints(shard: ShardToWrite, expected: Fingerprints) -> bool:
         fingerprint(bytes_of(np.ascontiguousarray(part))) == recorded
         for (_, part), recorded in zip(_placed_chunks(shard), expected, strict=True)
     )
-
-
-def _digest(
-    part: np.ndarray[Any, Any], origin: tuple[int, ...], packed: tuple[str, int] | None
-) -> int:
-    if packed is None:
-        return box_digest(part, origin)
-    dtype, axis = packed
-    return box_digest(unpack(part, dtype, axis), unpacked_shape(origin, axis))
 
 
 def _digested_box(shard: ShardToWrite, digests: list[int]) -> DigestedBox:

@@ -96,11 +96,12 @@ def box_digest(values: np.ndarray, origin: Sequence[int]) -> int:
         return 0
     if values.ndim == 0:
         values, origin = values.reshape(1), (0,)
-    words = _as_words(values, origin)
-    if words is not None:
-        return _words_sum(words, _word_origin(values, origin))
+    size = values.itemsize
+    has_whole_words = (values.shape[-1] * size) % _WORD == 0 and (origin[-1] * size) % _WORD == 0
+    if has_whole_words and _bits(values.dtype) >= 8 and values.strides[-1] == size:
+        return _words_sum(values.view(np.uint32), _word_origin(values, origin))
     digest = 0
-    for box in boxes(values.shape, max(1, _COPIED // values.itemsize)):
+    for box in boxes(values.shape, max(1, _COPIED // size)):
         part = values[box]
         at = [start + cut.start for start, cut in zip(origin, box, strict=True)]
         digest += _words_sum(_padded(part, at), _word_origin(part, at))
@@ -138,15 +139,6 @@ def parse_digest(text: str) -> int | None:
     """Return the digest of a text of `digest_text`; None if it is of another algorithm."""
     match = _TEXT.fullmatch(text)
     return int(match[1], 16) if match else None
-
-
-def _as_words(values: np.ndarray, origin: Sequence[int]) -> Words | None:
-    """Return a view of the box as rows of words; None if its memory layout forbids that."""
-    size, bits = values.itemsize, _bits(values.dtype)
-    whole = (values.shape[-1] * size) % _WORD == 0 and (origin[-1] * size) % _WORD == 0
-    if not whole or bits < 8 or values.strides[-1] != size:
-        return None
-    return values.view(np.uint32)
 
 
 def _padded(values: np.ndarray, origin: Sequence[int]) -> Words:

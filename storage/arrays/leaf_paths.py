@@ -12,7 +12,6 @@ from typing import Final
 __all__ = ["keys_of", "path_of"]
 
 _NEEDS_ESCAPE: Final = re.compile("%(?=2F|25)")
-_ESCAPED: Final = re.compile("%2F|%25")
 
 
 def path_of(keys: Iterable[str]) -> str:
@@ -26,7 +25,8 @@ def keys_of(path: str) -> tuple[str, ...]:
         return ()
     segments = path.split("/")
     if "%" in path:
-        return tuple(_ESCAPED.sub(_unescape, segment) for segment in segments)
+        # In this order: the other one would make "%2F" of "%252F", and then "/" of that.
+        return tuple(part.replace("%2F", "/").replace("%25", "%") for part in segments)
     return tuple(segments)
 
 
@@ -34,7 +34,3 @@ def _escape(key: str) -> str:
     if "%" in key:
         key = _NEEDS_ESCAPE.sub("%25", key)
     return key.replace("/", "%2F") if "/" in key else key
-
-
-def _unescape(match: re.Match[str]) -> str:
-    return "/" if match[0] == "%2F" else "%"

@@ -146,7 +146,11 @@ class _Sums:
         self._count += _weight(weights, values.size)
         least, most = values.min().item(), values.max().item()
         if floating and not (math.isfinite(least) and math.isfinite(most)):
-            values, weights = self._finite_of(values, weights)
+            self._nan += _weight_where(np.isnan(values), weights)
+            self._above += _weight_where(values == math.inf, weights)
+            self._below += _weight_where(values == -math.inf, weights)
+            is_finite = np.isfinite(values)
+            values, weights = values[is_finite], None if weights is None else weights[is_finite]
             if not values.size:
                 return
             least, most = values.min().item(), values.max().item()
@@ -180,16 +184,6 @@ class _Sums:
             norm=_root(squares + self._sum * mean) if has_finite else None,
             histogram=self._bins.result() if has_finite else None,
         )
-
-    def _finite_of(
-        self, values: _Numbers, weights: _Numbers | None
-    ) -> tuple[_Numbers, _Numbers | None]:
-        """Return the finite numbers and their weights; count the other numbers."""
-        self._nan += _weight_where(np.isnan(values), weights)
-        self._above += _weight_where(values == math.inf, weights)
-        self._below += _weight_where(values == -math.inf, weights)
-        finite = np.isfinite(values)
-        return values[finite], None if weights is None else weights[finite]
 
     def _join_floats(
         self, values: _Numbers, weights: _Numbers | None, count: int, largest: float
@@ -308,7 +302,10 @@ class _Bins:
         """Choose the narrowest bins that cover the range, and merge the old bins into them."""
         old, before, counted = self._exponent, self._first, self._counts.tolist()
         if self._range is None:
-            self._exponent = _narrow_exponent(least, most)
+            # Bins that are too narrow for the range; of integers at least 1 wide.
+            span = Fraction(most) - Fraction(least)
+            size = span.numerator.bit_length() - span.denominator.bit_length()
+            self._exponent = max(size - 8, 0) if isinstance(least, int) else size - 8
         while _bin_of(most, self._exponent) - _bin_of(least, self._exponent) >= MAX_BINS:
             self._exponent += 1
         self._first = _bin_of(least, self._exponent)
@@ -354,13 +351,6 @@ def _sum_of_squares(values: _Numbers, weights: _Numbers | None) -> float:
 def _above(values: _Numbers, least: int) -> _Numbers:
     """Return integers minus their minimum, as uint64."""
     return values.astype(np.uint64) - np.uint64(least % (1 << 64))
-
-
-def _narrow_exponent(least: _Real, most: _Real) -> int:
-    """Return an exponent whose bin width is too small for the range; for integers at least 0."""
-    span = Fraction(most) - Fraction(least)
-    size = span.numerator.bit_length() - span.denominator.bit_length()
-    return max(size - 8, 0) if isinstance(least, int) else size - 8
 
 
 def _bin_of(value: _Real, exponent: int) -> int:

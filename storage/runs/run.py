@@ -648,7 +648,11 @@ class Run:
         attempts = history.listed()
         if number in attempts:
             return self.describe((number, attempts[number]))
-        others = {info.state: info for info in self._other_states(number)}
+        judged = history.states(key for key in history.published if key[0] == number)
+        others = {state: StepInfo(*key, state) for key, state in judged}
+        others |= {
+            info.state: info for info in self._without_manifest(history) if info.step == number
+        }
         if StepState.TRASHED in others:
             attempt = others[StepState.TRASHED].attempt
             wrong = misplaced(self.objects, trash_file(number, attempt))
@@ -774,13 +778,6 @@ class Run:
             attempts=history.attempts.known,
             now=self.clock(),
         )
-
-    def _other_states(self, number: int) -> list[StepInfo]:
-        """Return the copies of a step that is not listed, in any state."""
-        history = self.history()
-        judged = history.states(key for key in history.published if key[0] == number)
-        copies = [StepInfo(*key, state) for key, state in judged]
-        return copies + [info for info in self._without_manifest(history) if info.step == number]
 
     def described(self, steps: Iterable[tuple[StepKey, StepState]]) -> list[StepInfo]:
         """Return the steps with what their manifests say; a step deleted meanwhile is left out.

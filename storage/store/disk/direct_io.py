@@ -206,7 +206,10 @@ def _block(descriptor: int, memory: memoryview, start: int, end: int) -> memoryv
 
 def _past_cache(descriptor: int, offset: int, size: int, read: Callable[[], int]) -> int | None:
     """Run `read` with direct I/O; return None if these bytes should use the page cache."""
-    if not should_use_direct_io(size) or _is_cached(descriptor, offset, size):
+    if not should_use_direct_io(size) or not _RWF_NOWAIT:
+        return None
+    # The page cache has them already; both ends stand for the rest.
+    if all(_has(descriptor, at) for at in (offset, offset + size - 1)):
         return None
     set_direct(descriptor, on=True)
     try:
@@ -278,13 +281,6 @@ def _madvise() -> Callable[..., int] | None:
         return None
     call: Callable[..., int] | None = getattr(ctypes.CDLL(None), "madvise", None)
     return call
-
-
-def _is_cached(descriptor: int, offset: int, size: int) -> bool:
-    """Return True if the page cache has both ends of these bytes, or if that is unknown."""
-    if not _RWF_NOWAIT:
-        return True
-    return all(_has(descriptor, at) for at in (offset, offset + size - 1))
 
 
 def _has(descriptor: int, offset: int) -> bool:

@@ -75,7 +75,10 @@ class DirectWrites:
             self._small += data
             if len(self._small) < _SMALL_BYTES:
                 return
-            self._begin()
+            set_direct(self._descriptor, on=True)
+            self._writing = ThreadPoolExecutor(1, "cairn-write")
+            for _ in range(_BUFFERS):
+                self._free.put(self._buffers.enter_context(aligned_buffer()))
             data, self._small = memoryview(self._small), bytearray()
         left = np.frombuffer(data, np.uint8)
         while len(left):
@@ -122,12 +125,6 @@ class DirectWrites:
             self._writing.shutdown(cancel_futures=True)
         self._reading.shutdown(cancel_futures=True)
         self._buffers.close()
-
-    def _begin(self) -> None:
-        set_direct(self._descriptor, on=True)
-        self._writing = ThreadPoolExecutor(1, "cairn-write")
-        for _ in range(_BUFFERS):
-            self._free.put(self._buffers.enter_context(aligned_buffer()))
 
     def _buffer(self) -> memoryview:
         """Return a free buffer, after a wait for a write if there is none."""

@@ -13,7 +13,7 @@ import contextlib
 import errno
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -55,20 +55,17 @@ def _sync_new_entries(folder: str) -> None:
             break
         new[folder] = status.st_dev, status.st_ino
         folder = above
-    synced = _sync_all([os.path.dirname(path) for path in new])
+    parents = [os.path.dirname(path) for path in new]
+    if len(parents) < 2:
+        synced = [_is_synced(parent) for parent in parents]
+    else:  # concurrently, as each call waits for the disk
+        with ThreadPoolExecutor(min(len(parents), _SYNCS_AT_ONCE), "cairn-sync") as pool:
+            synced = list(pool.map(_is_synced, parents))
     count = sum(itertools.takewhile(bool, synced))
     # Only after the syncs: a folder in the cache implies that all entries above it are durable.
     _synced.update(itertools.islice(new.items(), count))
     for oldest in list(_synced)[:-_MAX_SYNCED]:
         _synced.pop(oldest, None)
-
-
-def _sync_all(folders: Sequence[str]) -> list[bool]:
-    """Return `_is_synced` of each folder; calls run concurrently, as each waits for the disk."""
-    if len(folders) < 2:
-        return [_is_synced(folder) for folder in folders]
-    with ThreadPoolExecutor(min(len(folders), _SYNCS_AT_ONCE), "cairn-sync") as pool:
-        return list(pool.map(_is_synced, folders))
 
 
 def forget_missing(folder: str) -> None:
