@@ -1,4 +1,7 @@
-"""Names of checkpoints in a shell: `run`, `run@alias`, `run@best:METRIC` or `run/steps/N`."""
+"""Names of checkpoints in a shell: `run`, `run@alias`, `run@best:METRIC` or `run/steps/N`.
+
+`root/` may stand before each.
+"""
 
 import re
 from dataclasses import dataclass
@@ -8,9 +11,12 @@ from cairn.service.errors import AddressError
 from cairn.storage.store.uri import RUN_NAME
 
 BEST: Final = "best:"
+LATEST: Final = "latest"
+"""Name that no alias can have: `run@latest` is `run`."""
 _ALIAS: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_ROOT: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _ADDRESS: Final = re.compile(
-    rf"(?P<run>{RUN_NAME})"
+    rf"(?:(?P<root>{_ROOT})/)?(?P<run>{RUN_NAME})"
     rf"(?:@{BEST}(?P<best>(?s:.+))|@(?P<alias>{_ALIAS})|/steps/(?P<step>0|[1-9][0-9]{{0,15}}))?"
 )
 
@@ -25,12 +31,14 @@ class Address:
         step: A step, or None.
         best: Metric whose best step is meant, or None; `:min` or `:max` at its end gives the
             direction, else the steps' own direction counts.
+        root: Name of the run's root, or None.
     """
 
     run: str
     alias: str | None = None
     step: int | None = None
     best: str | None = None
+    root: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> "Address":
@@ -42,21 +50,23 @@ class Address:
         match = _ADDRESS.fullmatch(text)
         if match is None or match["best"] in (":min", ":max"):
             raise AddressError(
-                f"{text!r}: expected RUN, RUN@ALIAS, RUN@best:METRIC or RUN/steps/N, with names of "
-                "letters, digits, '.', '_' and '-', of runs '=' and '+' too, found another form. "
-                "`cairn runs` lists what exists."
+                f"{text!r}: expected RUN, RUN@ALIAS, RUN@best:METRIC or RUN/steps/N, or one of "
+                "these after ROOT/, with names of letters, digits, '.', '_' and '-', of runs '=' "
+                "and '+' too, found another form. `cairn runs` lists what exists."
             )
         step = match["step"]
         number = None if step is None else int(step)
-        return cls(match["run"], match["alias"], number, match["best"])
+        alias = None if match["alias"] == LATEST else match["alias"]
+        return cls(match["run"], alias, number, match["best"], match["root"])
 
     def __str__(self) -> str:
         """Return the address as `parse` reads it."""
+        run = self.run if self.root is None else f"{self.root}/{self.run}"
         if self.step is not None:
-            return f"{self.run}/steps/{self.step}"
+            return f"{run}/steps/{self.step}"
         if self.best is not None:
-            return f"{self.run}@{BEST}{self.best}"
-        return self.run if self.alias is None else f"{self.run}@{self.alias}"
+            return f"{run}@{BEST}{self.best}"
+        return run if self.alias is None else f"{run}@{self.alias}"
 
     @property
     def is_run(self) -> bool:

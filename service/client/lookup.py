@@ -3,16 +3,55 @@
 
 from collections.abc import Collection
 from difflib import get_close_matches
+from http import HTTPStatus
 from typing import Final
 
 from cairn.service.client.addresses import BEST, Address
 from cairn.service.client.client import Client
-from cairn.service.errors import AddressError, NoCheckpointError
+from cairn.service.errors import AddressError, NoCheckpointError, ProblemResponseError
 from cairn.service.filters.expressions import quote
 from cairn.service.schemas import Better, Checkpoint
+from cairn.storage.errors import RunNotFoundError
 
 _WAYS: Final[tuple[Better, ...]] = ("min", "max")
 _MAX_EXAMINED: Final = 100  # checkpoints whose metrics an error message names
+
+
+def find_root(client: Client, run: str) -> str:
+    """Return the name of the one root that has a run.
+
+    The catalog is asked; only if it knows no such run, each root's store is read. Of a server with
+    one root, that one is returned whether it has the run or not.
+
+    Raises:
+        AddressError: Several roots have such a run.
+        RunNotFoundError: None of several roots has it.
+    """
+    having = [listed.root for listed in client.runs(filter=f"name = {quote(run)}")]
+    if not having:
+        roots = [root.name for root in client.roots()]
+        if len(roots) == 1:
+            return roots[0]
+        for root in roots:
+            try:
+                client.run(run, root=root, refresh=True)
+            except ProblemResponseError as exc:
+                if exc.status != HTTPStatus.NOT_FOUND:
+                    raise
+            else:
+                having.append(root)
+        if not having:
+            raise RunNotFoundError(
+                "no such run",
+                path=run,
+                expected=f"one in the roots {', '.join(roots)}",
+                found="none",
+                next_step="`cairn runs` lists what exists.",
+            )
+    if len(having) > 1:
+        names = ", ".join(f"{root}/{run}" for root in sorted(having))
+        raise AddressError(f"{run!r} is in several roots. Name one of them: {names}.")
+    return having[0]
 
 
 def find_step(client: Client, address: Address, root: str) -> tuple[str, int]:

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, Final
 
 from cairn.service.client.client import Client
-from cairn.service.client.protocol.paths import DEFAULT_ROOT
+from cairn.service.command.addresses import RunPlace
 from cairn.service.errors import ProblemResponseError
 from cairn.service.schemas import CheckpointState, Operation, OperationState, Run
 
@@ -94,14 +94,14 @@ class SnapshotSource:
     Attributes:
         client: Client of the control plane.
         root: Only runs of this root.
-        names: Only these runs; empty: the newest runs.
+        places: Only these runs; None: the newest runs.
         most: Largest number of runs.
         clock: Monotonic time in seconds.
     """
 
     client: Client
     root: str | None
-    names: Sequence[str]
+    places: Sequence[RunPlace] | None
     most: int
     clock: Callable[[], float] = time.monotonic
     _before: dict[Hashable, tuple[float, int]] = field(default_factory=dict)
@@ -125,9 +125,8 @@ class SnapshotSource:
         return Activity(runs, more, saves, jobs)
 
     def _runs(self) -> tuple[list[Run], bool]:
-        if self.names:
-            root = self.root or DEFAULT_ROOT
-            return [self.client.run(name, root=root) for name in self.names], False
+        if self.places is not None:
+            return [self.client.run(place.run, root=place.root) for place in self.places], False
         newest = self.client.runs(
             root=self.root, order_by="created desc", page_size=min(self.most + 1, _LARGEST_PAGE)
         )

@@ -5,8 +5,8 @@ from typing import Annotated, Final
 import typer
 
 from cairn.service.client.client import Client
-from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command import completion
+from cairn.service.command.addresses import resolve_run
 from cairn.service.command.options import (
     RootOption,
     RunArgument,
@@ -32,7 +32,7 @@ def aliases(
             metavar="ALIAS", help="Its history, newest first.", autocompletion=completion.aliases
         ),
     ] = None,
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -41,8 +41,9 @@ def aliases(
     The history has the last hundred moves, even for a deleted alias.
     """
     with Client(url) as client:
+        place = resolve_run(client, run, root)
         if alias is None:
-            current = client.aliases(run, root=root, refresh=True)
+            current = client.aliases(place.run, root=place.root, refresh=True)
             if json:
                 print_document(AliasList(aliases=current))
                 return
@@ -51,12 +52,14 @@ def aliases(
                 for entry in current
             )
             print_table(console, ("alias", *_TITLES), rows)
-            for checkpoint in client.checkpoints(run, root=root, state="all", filter="aliases:*"):
+            for checkpoint in client.checkpoints(
+                place.run, root=place.root, state="all", filter="aliases:*"
+            ):
                 for name in checkpoint.aliases if checkpoint.damaged is not None else ():
-                    text = f"{name}: {run}/steps/{checkpoint.step} is damaged"
+                    text = f"{name}: {place.run}/steps/{checkpoint.step} is damaged"
                     errors.print(text, soft_wrap=True, markup=False)
             return
-        history = client.alias_history(run, alias, root=root)
+        history = client.alias_history(place.run, alias, root=place.root)
         if json:
             print_document(history)
         else:

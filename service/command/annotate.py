@@ -4,11 +4,15 @@ from typing import Annotated, Final, cast, get_args
 
 import typer
 
-from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.lookup import find_step
-from cairn.service.client.protocol.paths import DEFAULT_ROOT
-from cairn.service.command.options import PlacedArgument, RootOption, UrlOption, is_in_store
+from cairn.service.command.addresses import (
+    check_address,
+    is_in_store,
+    names_run,
+    resolve_run,
+    resolve_step,
+)
+from cairn.service.command.options import PlacedArgument, RootOption, UrlOption
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.schemas import Better
 
@@ -75,7 +79,7 @@ def annotate(
     of_run: Annotated[
         bool, typer.Option("--run", help="Labels of the run RUN itself, not of a step.")
     ] = False,
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -95,16 +99,22 @@ def annotate(
     if is_in_store(checkpoint):
         noted = _in_store(checkpoint, labels, metrics, ways, of_run)
     else:
-        address = Address.parse(checkpoint)
-        if of_run and not address.is_run:
+        check_address(checkpoint)
+        if of_run and not names_run(checkpoint):
             raise typer.BadParameter(f"--run takes a RUN alone, found {checkpoint!r}")
         with Client(url) as client:
             if of_run:
-                body = client.annotate_run(address.run, labels, root=root).model_dump(mode="json")
+                run = resolve_run(client, checkpoint, root)
+                body = client.annotate_run(run.run, labels, root=run.root).model_dump(mode="json")
             else:
-                run, step = find_step(client, address, root)
+                place = resolve_step(client, checkpoint, root)
                 body = client.annotate(
-                    run, step, labels=labels, metrics=metrics, better=ways, root=root
+                    place.run,
+                    place.step,
+                    labels=labels,
+                    metrics=metrics,
+                    better=ways,
+                    root=place.root,
                 ).model_dump(mode="json")
         noted = {name: body[name] for name in ("labels", "metrics", "better") if name in body}
     if json:
@@ -126,13 +136,11 @@ def _in_store(
 ) -> dict[str, dict[str, object]]:
     from cairn.storage.runs.annotate import annotate as annotate_checkpoint
     from cairn.storage.runs.annotate import annotate_run
-    from cairn.storage.runs.records.layout import parse_ref
     from cairn.storage.runs.run import Run
 
     if of_run:
-        ref = parse_ref(checkpoint)
-        if (ref.alias, ref.step, ref.best) != (None, None, None):
+        if not names_run(checkpoint):
             raise typer.BadParameter(f"--run takes a RUN alone, found {checkpoint!r}")
-        return {"labels": dict(annotate_run(Run.open(ref.run), labels).labels)}
+        return {"labels": dict(annotate_run(Run.open(checkpoint), labels).labels)}
     noted = annotate_checkpoint(checkpoint, labels=labels, metrics=metrics, better=better)
     return noted.entries()

@@ -4,10 +4,8 @@ from typing import Any, Final
 
 import typer
 
-from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.lookup import find_step
-from cairn.service.client.protocol.paths import DEFAULT_ROOT
+from cairn.service.command.addresses import resolve_step
 from cairn.service.command.options import CheckpointArgument, RootOption, UrlOption, console
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
@@ -20,7 +18,7 @@ app: Final = typer.Typer()
 @app.command("artifacts")
 def artifacts_command(
     checkpoint: CheckpointArgument,
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -29,8 +27,8 @@ def artifacts_command(
     The newest comes first. `cairn pull` with the same options keeps an export on another machine.
     """
     with Client(url) as client:
-        run, step = find_step(client, Address.parse(checkpoint), root)
-        listed = client.artifacts(run, step, root=root)
+        place = resolve_step(client, checkpoint, root)
+        listed = client.artifacts(place.run, place.step, root=place.root)
     if json:
         print_document(ArtifactList(artifacts=listed))
         return

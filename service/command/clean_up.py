@@ -5,10 +5,15 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command import completion
+from cairn.service.command.addresses import (
+    check_run,
+    check_step,
+    is_in_store,
+    resolve_run,
+    resolve_step,
+)
 from cairn.service.command.options import (
     TIME,
     RootOption,
@@ -22,10 +27,8 @@ from cairn.service.command.options import (
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.listings import list_garbage
 from cairn.service.command.output.tables import print_table
-from cairn.service.errors import AddressError
 from cairn.service.schemas import RetentionDecision, RetentionPlan
 from cairn.service.sizes import Size
-from cairn.storage.runs.records.layout import check_run_name
 
 app: Final = typer.Typer()
 
@@ -54,7 +57,9 @@ def _best(text: str) -> dict[str, Any]:
 
 StepArgument = Annotated[
     str,
-    typer.Argument(metavar="STEP", help="As RUN/steps/N.", autocompletion=completion.checkpoints),
+    typer.Argument(
+        metavar="STEP", help="RUN/steps/N; or URI.", autocompletion=completion.checkpoints
+    ),
 ]
 AttemptOption = Annotated[
     int | None, typer.Option(metavar="N", min=0, help="The attempt that saved it.")
@@ -71,7 +76,7 @@ def delete(
     attempt: AttemptOption = None,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept with the deletion.")] = "",
     grace: GraceOption = None,
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -80,20 +85,26 @@ def delete(
     Refused if an alias names the step, or if it is the latest of a run that is being written. Name
     a superseded step with --attempt. `cairn gc` frees its bytes once the grace time is over.
     """
-    run, number = _step(step)
+    check_step(step)
     with Client(url) as client:
+        place = resolve_step(client, step, root)
         gone = client.delete(
-            run, number, attempt=attempt, reason=reason, grace_seconds=grace, root=root
+            place.run,
+            place.step,
+            attempt=attempt,
+            reason=reason,
+            grace_seconds=grace,
+            root=place.root,
         )
     if json:
         print_document(gone)
         return
-    print(f"{run}/steps/{number} (attempt {gone.attempt}) is {gone.state.value}")
+    print(f"{place.run}/steps/{place.step} (attempt {gone.attempt}) is {gone.state.value}")
     if not gone.uri.endswith(f"/attempts/{gone.attempt}/{gone.step}"):
         errors.print(f"{gone.uri} stays: it was adopted, and is its owner's.", soft_wrap=True)
     if gone.deletion is not None:
         errors.print(
-            f"`cairn undelete {run}/steps/{number}` takes it back, until "
+            f"`cairn undelete {place.run}/steps/{place.step}` takes it back, until "
             f"{gone.deletion.expires:%Y-%m-%d %H:%M} UTC at least.",
             soft_wrap=True,
         )
@@ -103,18 +114,19 @@ def delete(
 def undelete(
     step: StepArgument,
     attempt: AttemptOption = None,
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Undo the deletion of a step."""
-    run, number = _step(step)
+    check_step(step)
     with Client(url) as client:
-        back = client.undelete(run, number, attempt=attempt, root=root)
+        place = resolve_step(client, step, root)
+        back = client.undelete(place.run, place.step, attempt=attempt, root=place.root)
     if json:
         print_document(back)
         return
-    print(f"{run}/steps/{number} (attempt {back.attempt}) is {back.state.value}")
+    print(f"{place.run}/steps/{place.step} (attempt {back.attempt}) is {back.state.value}")
 
 
 @app.command()
@@ -141,7 +153,7 @@ def prune(
     grace: GraceOption = None,
     apply: Annotated[bool, typer.Option("--apply", help="Delete, not only list.")] = False,
     watch: WatchOption = False,
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -160,13 +172,16 @@ def prune(
     }
     if not any(policy.values()):
         raise typer.BadParameter("expected a rule at least, such as --keep-last 3, found none")
-    check_run_name(run)
+    check_run(run)
     with Client(url) as client:
+        place = resolve_run(client, run, root)
         if apply:
-            started = client.apply_retention(run, policy, grace_seconds=grace, root=root)
+            started = client.apply_retention(
+                place.run, policy, grace_seconds=grace, root=place.root
+            )
             report(client, started, watch, json)
             return
-        plan = client.plan_retention(run, policy, root=root)
+        plan = client.plan_retention(place.run, policy, root=place.root)
     if json:
         print_document(plan)
     else:
@@ -175,20 +190,28 @@ def prune(
 
 @app.command()
 def gc(
-    run: Annotated[str, typer.Argument(metavar="URI", help="URI or path of the run's folder.")],
+    run: RunArgument,
     delete: Annotated[bool, typer.Option("--delete", help="Remove it, not only list it.")] = False,
+    root: RootOption = None,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """List the garbage of a run, or remove it.
 
     Garbage is: deleted steps whose grace time is over, incomplete steps whose writer is gone, and
-    exports of steps that are gone. The command reads the store itself, without a control plane; a
-    job may go on writing the run.
+    exports of steps that are gone. The command reads the store itself; the control plane is asked
+    only where the run of a name is stored. A job may go on writing the run.
     """
     from cairn.storage.runs.gc import collect_garbage, find_garbage
     from cairn.storage.runs.run import Run
 
-    opened = Run.open(run)
+    check_run(run)
+    if is_in_store(run):
+        opened = Run.open(run)
+    else:
+        with Client(url) as client:
+            place = resolve_run(client, run, root)
+            opened = Run.open(client.run(place.run, root=place.root).uri)
     by = f"cairn gc on {socket.gethostname()}"
     listed = collect_garbage(opened, by=by) if delete else find_garbage(opened)
     nbytes = sum(garbage.nbytes for garbage in listed)
@@ -210,21 +233,6 @@ def gc(
     list_garbage(console, listed)
     done = "removed" if delete else "could be removed with --delete"
     errors.print(f"{len(listed)} found, {nbytes:,} bytes; {done}.", soft_wrap=True)
-
-
-def _step(text: str) -> tuple[str, int]:
-    """Parse RUN/steps/N, the only form of address that a deletion accepts.
-
-    Raises:
-        AddressError: The text has another form.
-    """
-    address = Address.parse(text)
-    if address.step is None:
-        raise AddressError(
-            f"{text!r}: expected a step as RUN/steps/N, found another address. "
-            f"`cairn checkpoints {address.run}` lists the steps."
-        )
-    return address.run, address.step
 
 
 def _list_plan(plan: RetentionPlan) -> None:

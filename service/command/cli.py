@@ -16,10 +16,7 @@ from typing import Annotated, Any, Final, cast
 import typer
 
 from cairn.installation import installed_version, missing_extra
-from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.lookup import find_step
-from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command import adopt as adoption_commands
 from cairn.service.command import aliases as alias_commands
 from cairn.service.command import annotate as annotate_commands
@@ -39,6 +36,13 @@ from cairn.service.command import top as top_commands
 from cairn.service.command import usage as usage_commands
 from cairn.service.command import verify as verify_commands
 from cairn.service.command import writer as writer_commands
+from cairn.service.command.addresses import (
+    StepPlace,
+    check_run,
+    is_in_store,
+    resolve_run,
+    resolve_step,
+)
 from cairn.service.command.doctor.command import app as doctor_app
 from cairn.service.command.failures import (
     KNOWN,
@@ -75,7 +79,6 @@ from cairn.service.command.options import (
     WatchOption,
     console,
     errors,
-    is_in_store,
 )
 from cairn.service.command.options import report as _report
 from cairn.service.command.output.documents import JsonOption, print_document, print_line
@@ -103,7 +106,9 @@ HELP: Final = """Checkpoints of JAX training jobs: find, promote, fork, export, 
 `cairn serve` runs the control plane; the other commands ask it, at --url, else CAIRN_URL, else
 port 8321 of this machine.
 
-A CHECKPOINT is written RUN (its latest step), RUN@ALIAS, RUN@best:METRIC or RUN/steps/N.
+A CHECKPOINT is written RUN (its latest step), RUN@ALIAS, RUN@best:METRIC[:min|max] or
+RUN/steps/N. ROOT/ may stand before RUN; without it, the only root that has the run is meant. The
+URI or path of a run's folder stands for ROOT/RUN.
 """
 EPILOG: Final = "\n".join(
     ("\b", "Exit status:", *(f"  {status:<5}{text}" for status, text in MEANINGS.items()))
@@ -148,6 +153,12 @@ def _known_state(state: str | None) -> str | None:
     if state is not None and state not in STATES:
         raise typer.BadParameter(f"expected one of {', '.join(STATES)}, found {state!r}")
     return state
+
+
+def _step_number(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise typer.BadParameter(f"expected an integer, found {text!r}", param_hint="'STEP'")
+    return int(text)
 
 
 def _print_version(is_requested: bool) -> None:
@@ -324,7 +335,7 @@ def checkpoints(
     ] = None,
     filter: FilterOption = "",
     order_by: OrderOption = "",
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -334,10 +345,13 @@ def checkpoints(
     Fields: step, attempt, state, created, bytes, leaves, model_type, labels.NAME, metrics.NAME,
     better.NAME, aliases:NAME.
     """
-    check_run_name(run)
+    check_run(run)
     with Client(url) as client:
-        problems = [client.run(run, root=root, refresh=True)]
-        page = client.checkpoints(run, root=root, state=state, filter=filter, order_by=order_by)
+        place = resolve_run(client, run, root)
+        problems = [client.run(place.run, root=place.root, refresh=True)]
+        page = client.checkpoints(
+            place.run, root=place.root, state=state, filter=filter, order_by=order_by
+        )
         if json:
             listed = CheckpointList(checkpoints=list(page)).model_dump(mode="json")
             print_document({**listed, "problems": problems[0].problems})
@@ -348,19 +362,24 @@ def checkpoints(
 
 @app.command()
 def promote(
-    run: RunArgument,
-    step: Annotated[
-        int,
-        typer.Argument(
-            metavar="STEP", min=0, help="A listed step.", autocompletion=completion.steps
-        ),
-    ],
-    alias: Annotated[
+    checkpoint: CheckpointArgument,
+    step_or_alias: Annotated[
         str,
         typer.Argument(
-            metavar="ALIAS", help="Such as production.", autocompletion=completion.aliases
+            metavar="STEP",
+            help="A listed step, after a RUN alone.",
+            autocompletion=completion.steps_and_aliases,
         ),
     ],
+    last: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ALIAS",
+            help="Such as production.",
+            show_default=False,
+            autocompletion=completion.aliases,
+        ),
+    ] = None,
     create: Annotated[bool, typer.Option("--create", help="It must not exist yet.")] = False,
     expect: Annotated[
         int | None,
@@ -371,32 +390,51 @@ def promote(
         int | None,
         typer.Option(metavar="N", min=0, help="Refuse the step if another attempt saved it."),
     ] = None,
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Point an alias at a step.
+
+    Written `cairn promote RUN STEP ALIAS`, or `cairn promote CHECKPOINT ALIAS` for the step that an
+    address names, such as my-run@best:eval/loss:min.
 
     The command is refused if somebody else moves the alias at the same time. Without --create or
     --expect, it reads the alias first, and moves it only if it has not changed since.
     """
     if create and expect is not None:
         raise typer.BadParameter("--create and --expect exclude each other")
-    check_run_name(run)
+    alias = step_or_alias if last is None else last
+    step = None if last is None else _step_number(step_or_alias)
+    if step is not None:
+        check_run(checkpoint)
+    elif alias.isdigit():
+        raise typer.BadParameter(f"expected an ALIAS after the step {alias}")
     with Client(url) as client:
+        if step is None:
+            place = resolve_step(client, checkpoint, root)
+        else:
+            run = resolve_run(client, checkpoint, root)
+            place = StepPlace(run.root, run.run, step)
         if not create and expect is None:
             present = {
                 alias_now.alias: alias_now
-                for alias_now in client.aliases(run, root=root, refresh=True)
+                for alias_now in client.aliases(place.run, root=place.root, refresh=True)
             }
             expect = present[alias].sequence if alias in present else None
         moved = client.promote(
-            run, step, alias, expect=expect, reason=reason, attempt=attempt, root=root
+            place.run,
+            place.step,
+            alias,
+            expect=expect,
+            reason=reason,
+            attempt=attempt,
+            root=place.root,
         )
     if json:
         print_document(moved)
         return
-    print(f"{run}@{moved.alias} is step {moved.step} (sequence {moved.sequence})")
+    print(f"{place.run}@{moved.alias} is step {moved.step} (sequence {moved.sequence})")
 
 
 @app.command()
@@ -413,7 +451,7 @@ def convert(
     check_logits: CheckLogitsOption = False,
     despite_damage: DespiteDamageOption = None,
     watch: WatchOption = False,
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -430,9 +468,14 @@ def convert(
     if despite_damage is not None:
         later["despite_damage"] = despite_damage
     with Client(url) as client:
-        run, step = find_step(client, Address.parse(checkpoint), root)
+        place = resolve_step(client, checkpoint, root)
         started = client.convert(
-            run, step, root=root, dtype=dtype, max_shard_size=max_shard_size, **later
+            place.run,
+            place.step,
+            root=place.root,
+            dtype=dtype,
+            max_shard_size=max_shard_size,
+            **later,
         )
         _report(client, started, watch, json)
 
@@ -443,15 +486,16 @@ def gather(
     dtype: DtypeOption = None,
     despite_damage: DespiteDamageOption = None,
     watch: WatchOption = False,
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Write a checkpoint's model into one safetensors file."""
     later = {} if despite_damage is None else {"despite_damage": despite_damage}
     with Client(url) as client:
-        run, step = find_step(client, Address.parse(checkpoint), root)
-        _report(client, client.gather(run, step, root=root, dtype=dtype, **later), watch, json)
+        place = resolve_step(client, checkpoint, root)
+        started = client.gather(place.run, place.step, root=place.root, dtype=dtype, **later)
+        _report(client, started, watch, json)
 
 
 @app.command()
@@ -460,15 +504,17 @@ def fork(
     target: Annotated[str, typer.Argument(metavar="NAME", help="Of the new run.")],
     despite_damage: DespiteDamageOption = None,
     watch: WatchOption = False,
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Start a new run from a checkpoint."""
     check_run_name(target)
     with Client(url) as client:
-        run, step = find_step(client, Address.parse(checkpoint), root)
-        started = client.restore(run, step, root=root, target=target, despite_damage=despite_damage)
+        place = resolve_step(client, checkpoint, root)
+        started = client.restore(
+            place.run, place.step, root=place.root, target=target, despite_damage=despite_damage
+        )
         _report(client, started, watch, json)
 
 
@@ -485,15 +531,19 @@ def rollback(
     ] = None,
     despite_damage: DespiteDamageOption = None,
     watch: WatchOption = False,
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Go back to a checkpoint; later ones are superseded."""
     with Client(url) as client:
-        run, step = find_step(client, Address.parse(checkpoint), root)
+        place = resolve_step(client, checkpoint, root)
         started = client.roll_back(
-            run, step, strand=strand or (), despite_damage=despite_damage, root=root
+            place.run,
+            place.step,
+            strand=strand or (),
+            despite_damage=despite_damage,
+            root=place.root,
         )
         _report(client, started, watch, json)
 
@@ -501,7 +551,7 @@ def rollback(
 @app.command()
 def path(
     checkpoint: PlacedArgument,
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -519,8 +569,8 @@ def path(
         is_damaged = known_damage(opened, (info.step, info.attempt)) is not None
     else:
         with Client(url) as client:
-            run, step = find_step(client, Address.parse(checkpoint), root)
-            noted = client.checkpoint(run, step, root=root)
+            place = resolve_step(client, checkpoint, root)
+            noted = client.checkpoint(place.run, place.step, root=place.root)
         folder, is_damaged = noted.uri.removeprefix("file://"), noted.damaged is not None
     if is_damaged:
         text = f"{checkpoint} is damaged: plain Orbax may load other values than were saved"

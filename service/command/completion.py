@@ -5,14 +5,15 @@ text, which would appear in the middle of the line that the user types.
 """
 
 import threading
-from collections.abc import Callable, Iterable, MutableMapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from itertools import islice
 from typing import Any, Final
 
 import typer
 
 from cairn.service.client.client import Client
-from cairn.service.client.protocol.paths import DEFAULT_ROOT
+from cairn.service.command.addresses import resolve_run
 
 DTYPES: Final = ("bfloat16", "float16", "float32", "float64")
 
@@ -22,14 +23,23 @@ _SECONDS: Final = 1.0
 _MOST: Final = 500
 """Largest number of names to offer."""
 
+STEPS: Final = "steps"
+"""Name between a run and the number of a step."""
+
 _BASH: Final = "complete_bash"
 _JOINTS: Final = ("@", "=")
 """Characters at which Bash splits a word; it passes each of them as a word of its own."""
 
 
 def runs(context: typer.Context, incomplete: str) -> list[str]:
-    """Complete names of runs."""
-    return _fetch(context, lambda client: (run.name for run in client.runs(root=_root(context))))
+    """Complete names of runs; ROOT/RUN if several roots have the name."""
+
+    def names(client: Client) -> list[str]:
+        listed = list(islice(client.runs(root=_root(context)), _MOST))
+        counts = Counter(run.name for run in listed)
+        return [run.name if counts[run.name] == 1 else f"{run.root}/{run.name}" for run in listed]
+
+    return _fetch(context, names)
 
 
 def roots(context: typer.Context, incomplete: str) -> list[str]:
@@ -38,24 +48,32 @@ def roots(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def checkpoints(context: typer.Context, incomplete: str) -> list[str]:
-    """Complete the next part of RUN, RUN@ALIAS or RUN/steps/N."""
+    """Complete the next part of RUN, RUN@ALIAS or RUN/steps/N, also after ROOT/."""
     run, alias, _ = incomplete.partition("@")
     if alias:
         return [f"{run}@{name}" for name in _aliases(context, run)]
-    run, steps, _ = incomplete.partition("/")
-    if steps:
+    head, slash, tail = incomplete.rpartition("/")
+    if not slash:
+        return runs(context, incomplete)
+    if head.endswith("/steps") or STEPS.startswith(tail):
+        run = head.removesuffix("/steps")
         return [f"{run}/steps/{step}" for step in _steps(context, run)]
-    return runs(context, incomplete)
+    return _fetch(context, lambda client: (f"{head}/{run.name}" for run in client.runs(root=head)))
 
 
 def steps(context: typer.Context, incomplete: str) -> list[str]:
     """Complete steps of the run that the line already names."""
-    return _steps(context, str(context.params.get("run")))
+    return _steps(context, _run(context))
 
 
 def aliases(context: typer.Context, incomplete: str) -> list[str]:
     """Complete aliases of the run that the line already names."""
-    return _aliases(context, str(context.params.get("run")))
+    return _aliases(context, _run(context))
+
+
+def steps_and_aliases(context: typer.Context, incomplete: str) -> list[str]:
+    """Complete steps, then aliases, of the run that the line already names."""
+    return steps(context, incomplete) + aliases(context, incomplete)
 
 
 def operations(context: typer.Context, incomplete: str) -> list[str]:
@@ -108,23 +126,30 @@ def rejoin_words(environment: MutableMapping[str, str]) -> str:
     return head + joint
 
 
-def _root(context: typer.Context) -> str:
-    return str(context.params.get("root") or DEFAULT_ROOT)
+def _root(context: typer.Context) -> str | None:
+    return context.params.get("root")
+
+
+def _run(context: typer.Context) -> str:
+    text = str(context.params.get("run") or context.params.get("checkpoint"))
+    return text.partition("@")[0].partition(f"/{STEPS}/")[0]
 
 
 def _aliases(context: typer.Context, run: str) -> list[str]:
-    return _fetch(
-        context, lambda client: (alias.alias for alias in client.aliases(run, root=_root(context)))
-    )
+    def names(client: Client) -> Iterator[str]:
+        place = resolve_run(client, run, _root(context))
+        yield from (alias.alias for alias in client.aliases(place.run, root=place.root))
+
+    return _fetch(context, names)
 
 
 def _steps(context: typer.Context, run: str) -> list[str]:
-    return _fetch(
-        context,
-        lambda client: (
-            str(checkpoint.step) for checkpoint in client.checkpoints(run, root=_root(context))
-        ),
-    )
+    def numbers(client: Client) -> Iterator[str]:
+        place = resolve_run(client, run, _root(context))
+        for checkpoint in client.checkpoints(place.run, root=place.root):
+            yield str(checkpoint.step)
+
+    return _fetch(context, numbers)
 
 
 def _fetch(context: typer.Context, question: Callable[[Client], Iterable[str]]) -> list[str]:

@@ -6,8 +6,9 @@ import typer
 
 from cairn.service.client.client import Client
 from cairn.service.client.protocol.paths import DEFAULT_ROOT
+from cairn.service.command.addresses import is_in_store
 from cairn.service.command.annotate import labels_of
-from cairn.service.command.options import RootOption, UrlOption, is_in_store
+from cairn.service.command.options import NewRunRootOption, UrlOption
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.storage.runs.records.layout import check_run_name
 
@@ -16,13 +17,11 @@ app: Final = typer.Typer()
 
 @app.command()
 def create(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="Name of the new run; or its URI or path.")
-    ],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="RUN or ROOT/RUN; or URI or path.")],
     label: Annotated[
         list[str] | None, typer.Option(metavar="NAME=TEXT", help="Set it; may be repeated.")
     ] = None,
-    root: RootOption = DEFAULT_ROOT,
+    root: NewRunRootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -41,9 +40,13 @@ def create(
         summary = {"name": info.name, "uri": str(created.uri), "created": info.created}
         labels = dict(info.labels)
     else:
-        check_run_name(run)
+        named, slash, name = run.rpartition("/")
+        check_run_name(name)
+        if slash and root not in (None, named):
+            raise typer.BadParameter(f"{run!r} is in root {named!r}: leave out --root {root}")
         with Client(url) as client:
-            body = client.create_run(run, labels=labels, root=root).model_dump(mode="json")
+            made = client.create_run(name, labels=labels, root=named or root or DEFAULT_ROOT)
+        body = made.model_dump(mode="json")
         summary = {name: body[name] for name in ("name", "uri", "created")}
         labels = body["labels"]
     if json:

@@ -5,10 +5,8 @@ from typing import Annotated, Final
 
 import typer
 
-from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.lookup import find_checkpoint
-from cairn.service.client.protocol.paths import DEFAULT_ROOT
+from cairn.service.command.addresses import resolve_checkpoint
 from cairn.service.command.options import CheckpointArgument, RootOption, UrlOption, errors
 from cairn.service.command.output.bars import bytes_bar
 from cairn.service.command.output.documents import JsonOption, print_document
@@ -38,7 +36,7 @@ def download_command(
     prefix: Annotated[
         str, typer.Option(metavar="TEXT", help="Files whose name begins so, as model/.")
     ] = "",
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -49,7 +47,7 @@ def download_command(
     `cairn pull`.
     """
     with Client(url) as client:
-        source = find_checkpoint(client, Address.parse(checkpoint), root)
+        source = resolve_checkpoint(client, checkpoint, root)
         run, step, attempt = source.run, source.step, source.attempt
         with bytes_bar(errors) as bar:
             task = bar.add_task(f"{run}/steps/{step}", total=None)
@@ -58,10 +56,10 @@ def download_command(
                 step,
                 folder,
                 prefix=prefix,
-                root=root,
+                root=source.root,
                 tell=lambda done, total: bar.update(task, completed=done, total=total),
             )
-        attempt_now = client.checkpoint(run, step, root=root, refresh=True).attempt
+        attempt_now = client.checkpoint(run, step, root=source.root, refresh=True).attempt
     if attempt_now != attempt:
         raise DownloadError(
             f"{run}, step {step}: expected that of attempt {attempt}, found that of attempt "

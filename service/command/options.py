@@ -31,11 +31,20 @@ UrlOption = Annotated[
     str | None, typer.Option("--url", metavar="URL", help="Control plane; default: CAIRN_URL.")
 ]
 RootOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--root",
         metavar="NAME",
-        help="Root of the store that the run is in.",
+        help="Root of the store that the run is in; default: the only one that has it.",
+        autocompletion=completion.roots,
+    ),
+]
+NewRunRootOption = Annotated[
+    str | None,
+    typer.Option(
+        "--root",
+        metavar="NAME",
+        help="Root of the store to create the run in; default: `default`.",
         autocompletion=completion.roots,
     ),
 ]
@@ -65,7 +74,7 @@ CheckpointArgument = Annotated[
     str,
     typer.Argument(
         metavar="CHECKPOINT",
-        help="RUN, RUN@ALIAS, RUN@best:METRIC or RUN/steps/N.",
+        help="RUN, RUN@ALIAS, RUN@best:METRIC or RUN/steps/N; or URI.",
         autocompletion=completion.checkpoints,
     ),
 ]
@@ -108,14 +117,8 @@ DespiteDamageOption = Annotated[
 ]
 RunArgument = Annotated[
     str,
-    typer.Argument(metavar="RUN", help="Name of the run.", autocompletion=completion.runs),
+    typer.Argument(metavar="RUN", help="RUN or ROOT/RUN; or URI.", autocompletion=completion.runs),
 ]
-
-
-def is_in_store(checkpoint: str) -> bool:
-    """Return True if a `PlacedArgument` is a URI or path, to read without a control plane."""
-    place = checkpoint.partition("@")[0]  # after @ a metric's name may contain any character
-    return "://" in place or place.startswith((".", "/"))
 
 
 def _as_size(text: str) -> str:

@@ -10,14 +10,13 @@ import typer
 from pydantic import ValidationError
 
 from cairn.service.client.client import Client
-from cairn.service.client.protocol.paths import DEFAULT_ROOT
+from cairn.service.command.addresses import is_in_store
 from cairn.service.command.failures import ExitStatus
 from cairn.service.command.options import (
     PlacedArgument,
     RootOption,
     UrlOption,
     console,
-    is_in_store,
 )
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
@@ -57,7 +56,7 @@ def plan(
         list[str] | None,
         typer.Option("--item", metavar="NAME", help="Load only this one; may be repeated."),
     ] = None,
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:

@@ -11,8 +11,8 @@ import typer
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
 from cairn.service.client.lookup import find_checkpoint
-from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.client.pull import CURRENT, Pulled, pull
+from cairn.service.command.addresses import check_address, resolve_address
 from cairn.service.command.options import (
     TIME,
     AllowNonfiniteOption,
@@ -86,7 +86,7 @@ def pull_command(
     lora: LoraOption = None,
     allow_nonfinite: AllowNonfiniteOption = False,
     check_logits: CheckLogitsOption = False,
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -97,17 +97,20 @@ def pull_command(
     The command of --exec gets PULLED_RUN, PULLED_STEP and PULLED_FOLDER in its
     environment; its output goes to standard error.
     """
-    address = Address.parse(checkpoint)
+    check_address(checkpoint)
     options: dict[str, Any] = {"format": format, "dtype": dtype, "max_shard_size": max_shard_size}
     # Left out if they say nothing: a server of before does not know them.
     options |= {"lora": lora} if lora else {}
     options |= {"allow_nonfinite": True} if allow_nonfinite else {}
     options |= {"check_logits": True} if check_logits else {}
     pulled_last: Checkpoint | None = None
+    place: tuple[Address, str] | None = None
     with Client(url) as client:
         while True:
             try:
-                current = find_checkpoint(client, address, root)
+                if place is None:
+                    place = resolve_address(client, checkpoint, root)
+                current = find_checkpoint(client, *place)
                 if pulled_last is None or (
                     (current.step, current.attempt) != (pulled_last.step, pulled_last.attempt)
                 ):
@@ -116,7 +119,7 @@ def pull_command(
                         current.run,
                         current.step,
                         folder,
-                        root=root,
+                        root=current.root,
                         options=options,
                         attempt=current.attempt,
                         keep=keep,

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.lookup import find_step
+from cairn.service.command.addresses import resolve_step
 from cairn.service.schemas import (
     Checkpoint,
     PlanRequest,
@@ -21,16 +20,17 @@ from cairn.service.schemas import (
 class ServedStep:
     """Listed step of a control plane; it has the interface of `stored_steps.StoredStep`."""
 
-    def __init__(self, client: Client, checkpoint: str, root: str) -> None:
+    def __init__(self, client: Client, checkpoint: str, root: str | None) -> None:
         """Find the step of an address.
 
         Raises:
-            AddressError: The text is not an address.
+            AddressError: The text is not an address, or several roots have the run.
             NoCheckpointError: The run has no checkpoint yet.
             ProblemResponseError: There is no such run or alias.
         """
-        self._client, self._root = client, root
-        self._run, self._step = find_step(client, Address.parse(checkpoint), root)
+        place = resolve_step(client, checkpoint, root)
+        self._client, self._root = client, place.root
+        self._run, self._step = place.run, place.step
 
     def noted(self) -> Checkpoint:
         """Return the step as the API returns it: state, size, aliases, labels, metrics."""

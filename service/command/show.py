@@ -10,7 +10,6 @@ from rich.text import Text
 from rich.tree import Tree
 
 from cairn.service.client.client import Client
-from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command.options import PlacedArgument, RootOption, UrlOption, console, errors
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import Cell, print_table, readable
@@ -72,7 +71,7 @@ def show(
     ] = False,
     item: ItemOption = None,
     prefix: PrefixOption = "",
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:

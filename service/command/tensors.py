@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 import typer
 
 from cairn.service.client.client import Client
-from cairn.service.client.protocol.paths import DEFAULT_ROOT
+from cairn.service.command.addresses import is_in_store
 from cairn.service.command.options import (
     PlacedArgument,
     RootOption,
     UrlOption,
     console,
-    is_in_store,
 )
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import Cell, print_table
@@ -68,7 +67,7 @@ def tensors(
         Path | None,
         typer.Option(metavar="FILE", help="Write the values there: .npy or .safetensors."),
     ] = None,
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -99,7 +98,7 @@ def tensors(
             _print_values(step.values(*selection), json)
 
 
-def opened(client: Client, checkpoint: str, root: str) -> "Step":
+def opened(client: Client, checkpoint: str, root: str | None) -> "Step":
     """Open the step that a `PlacedArgument` names."""
     if not is_in_store(checkpoint):
         return ServedStep(client, checkpoint, root)
@@ -189,7 +188,7 @@ def diff(
     ] = False,
     item: ItemOption = None,
     prefix: PrefixOption = "",
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     other_root: Annotated[
         str | None, typer.Option(metavar="NAME", help="Root of OTHER; default: that of CHECKPOINT.")
     ] = None,
@@ -200,12 +199,10 @@ def diff(
 
     They may belong to two runs. The command compares leaves by their digests, whatever their
     sharding. First come leaves that only one checkpoint has, then leaves with another shape or
-    dtype, then the others; with --values, those with the largest relative change first. Write both
-    as store URIs or paths, or neither.
+    dtype, then the others; with --values, those with the largest relative change first. Two URIs or
+    paths are read in the store itself, without a control plane.
     """
-    if is_in_store(checkpoint) != is_in_store(other):
-        raise typer.BadParameter("expected two URIs or paths, or two of the control plane's runs")
-    if is_in_store(checkpoint):
+    if is_in_store(checkpoint) and is_in_store(other):
         from cairn.service.command.stored_steps import StoredStep  # imports TensorStore
 
         difference = StoredStep(checkpoint).diff(StoredStep(other), values, item, prefix)

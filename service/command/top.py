@@ -17,13 +17,13 @@ from rich.text import Text
 from cairn.service.client.client import Client
 from cairn.service.command import completion
 from cairn.service.command.activity import Activity, ByteProgress, SnapshotSource
+from cairn.service.command.addresses import check_run, resolve_run
 from cairn.service.command.options import TIME, UrlOption, console
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.listings import subject
 from cairn.service.command.output.tables import Cell, print_table, table_of
 from cairn.service.errors import ClientError
 from cairn.service.sizes import Size, size_text
-from cairn.storage.runs.records.layout import check_run_name
 
 app: Final = typer.Typer()
 
@@ -40,7 +40,7 @@ def top(
         list[str] | None,
         typer.Argument(
             metavar="[RUN]...",
-            help="Names; default: the runs that were made last.",
+            help="RUN, ROOT/RUN or URI; default: the newest runs.",
             autocompletion=completion.runs,
         ),
     ] = None,
@@ -64,12 +64,13 @@ def top(
     command prints once and ends.
     """
     for name in runs or ():
-        check_run_name(name)
+        check_run(name)
     seconds = _SECONDS if every is None else every
     if seconds <= 0:
         raise typer.BadParameter("--every: expected more than no time, found 0")
     with Client(url, retry_seconds=min(seconds, _SECONDS)) as client:  # it is asked again soon
-        source = SnapshotSource(client, root, runs or (), most)
+        places = [resolve_run(client, name, root) for name in runs] if runs else None
+        source = SnapshotSource(client, root, places, most)
         first = source.snapshot()
         if json:
             print_document(first.document())

@@ -5,8 +5,8 @@ from typing import Final
 import typer
 
 from cairn.service.client.client import Client
-from cairn.service.client.protocol.paths import DEFAULT_ROOT
-from cairn.service.command.options import RootOption, RunArgument, UrlOption, console, is_in_store
+from cairn.service.command.addresses import check_run, is_in_store, resolve_run
+from cairn.service.command.options import RootOption, RunArgument, UrlOption, console
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
 from cairn.service.sizes import Size, size_text
@@ -17,7 +17,7 @@ app: Final = typer.Typer()
 @app.command()
 def usage(
     run: RunArgument,
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -26,6 +26,7 @@ def usage(
     If steps share a file, its bytes count for the first of them only. The command reads a store
     URI, or a path with ./ or / in front, in the store itself.
     """
+    check_run(run)
     if is_in_store(run):
         from cairn.service.actions.usage import usage_of
         from cairn.storage.runs.run import Run
@@ -34,7 +35,8 @@ def usage(
         measured = usage_of(found_run, str(found_run.uri.parent))
     else:
         with Client(url) as client:
-            measured = client.usage(run, root=root)
+            place = resolve_run(client, run, root)
+            measured = client.usage(place.run, root=place.root)
     if json:
         print_document(measured)
         return

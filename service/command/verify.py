@@ -4,10 +4,9 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
 from cairn.service.client.lookup import find_step
-from cairn.service.client.protocol.paths import DEFAULT_ROOT
+from cairn.service.command.addresses import check_address, names_run, resolve_address, resolve_run
 from cairn.service.command.failures import ExitStatus
 from cairn.service.command.options import (
     CheckpointArgument,
@@ -23,7 +22,6 @@ from cairn.service.command.watch import Show, on_console, silently, watch_operat
 from cairn.service.errors import OperationFailedError
 from cairn.service.schemas import CheckpointState, Operation
 from cairn.service.sizes import Size
-from cairn.storage.runs.records.layout import check_run_name
 
 app: Final = typer.Typer()
 
@@ -37,7 +35,7 @@ def verify(
     records: Annotated[
         bool, typer.Option("--records", help="Only the records of the run RUN.")
     ] = False,
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -46,8 +44,8 @@ def verify(
     For a RUN alone, it reads the run's records and the latest checkpoint. The exit status is 7 if
     anything is not as it was saved; standard error names each record, file and leaf.
     """
-    address = Address.parse(checkpoint)
-    alone = address.is_run and not checkpoint.endswith("@latest")
+    check_address(checkpoint)
+    alone = names_run(checkpoint)
     if (all_steps or records) and not alone:
         option = "--all" if all_steps else "--records"
         raise typer.BadParameter(f"{option} takes a RUN alone, found {checkpoint!r}")
@@ -56,13 +54,14 @@ def verify(
     steps: Literal["all", "latest", "none"] = "none" if records else "latest"
     steps = "all" if all_steps else steps
     with Client(url) as client:
+        address, place = resolve_address(client, checkpoint, root)
         if alone:
-            started = client.verify_run(address.run, steps=steps, root=root)
+            started = client.verify_run(address.run, steps=steps, root=place)
         else:
-            started = client.verify(*find_step(client, address, root), root=root)
+            started = client.verify(*find_step(client, address, place), root=place)
         verification = _finish(client, started, silently if json else on_console(errors))
         damaged = any(not report["sound"] for report in verification["steps"])
-        good = _newest_sound(client, address.run, root) if damaged and not json else None
+        good = _newest_sound(client, address.run, place) if damaged and not json else None
     sound = [report["sound"] for report in verification["steps"]]
     if "records" in verification:
         sound.append(verification["records"]["sound"])
@@ -141,7 +140,7 @@ def repair(
         list[str] | None,
         typer.Option(metavar="NAME", help="A record to go on without; can be repeated."),
     ] = None,
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -150,9 +149,9 @@ def repair(
     Records are rebuilt from the run's other records. The exit status is 7 if a record can't be
     rebuilt. Replaced records are kept below `damaged/`.
     """
-    check_run_name(run)
     with Client(url) as client:
-        report = client.repair(run, dry_run=not apply, forget=forget or (), root=root)
+        place = resolve_run(client, run, root)
+        report = client.repair(place.run, dry_run=not apply, forget=forget or (), root=place.root)
     if json:
         print_document(report)
     else:

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import typer
 
 from cairn.service.client.client import Client
-from cairn.service.client.protocol.paths import DEFAULT_ROOT
+from cairn.service.command.addresses import resolve_run
 from cairn.service.command.options import RootOption, RunArgument, UrlOption, console
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
@@ -16,13 +16,14 @@ app: Final = typer.Typer()
 @app.command()
 def writer(
     run: RunArgument,
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show the current or last writer of a run."""
     with Client(url) as client:
-        status = client.writer(run, root=root)
+        place = resolve_run(client, run, root)
+        status = client.writer(place.run, root=place.root)
     if json:
         print_document(status)
         return
@@ -40,7 +41,7 @@ def take_over(
         typer.Option(metavar="N", min=0, help="The attempt to end, as `cairn writer` shows it."),
     ],
     reason: Annotated[str, typer.Option(metavar="TEXT", help="For the audit trail.")] = "",
-    root: RootOption = DEFAULT_ROOT,
+    root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -51,7 +52,8 @@ def take_over(
     ended.
     """
     with Client(url) as client:
-        taken = client.take_over_run(run, attempt=attempt, reason=reason, root=root)
+        place = resolve_run(client, run, root)
+        taken = client.take_over_run(place.run, attempt=attempt, reason=reason, root=place.root)
     if json:
         print_document(taken)
     else:

@@ -15,6 +15,7 @@ from cairn.service.client import whole_file
 from cairn.service.client.asynchronous import whole_file as awaited_file
 from cairn.service.client.protocol import backoff, event_stream
 from cairn.service.command import activity, backup, cli, completion, failures, options, variables
+from cairn.service.command import addresses as command_addresses
 from cairn.service.command.output import tables
 from cairn.service.dashboard import addresses
 from cairn.service.events import detector, http_post, sender, targets
@@ -41,6 +42,7 @@ __all__ = [
     "caches",
     "checked_reads",
     "cli",
+    "command_addresses",
     "completion",
     "context",
     "counts",

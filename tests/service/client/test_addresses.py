@@ -11,16 +11,17 @@ from tests.service.stores import make_run
 
 RUNS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,20}", fullmatch=True)
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
+ROOTS = st.none() | NAMES
 METRICS = st.text(min_size=1).filter(lambda metric: metric not in (":min", ":max"))
 STEPS = st.integers(0, 10**16 - 1)
 
 
 @given(
     st.one_of(
-        st.builds(Address, RUNS),
-        st.builds(Address, RUNS, alias=NAMES),
-        st.builds(Address, RUNS, step=STEPS),
-        st.builds(Address, RUNS, best=METRICS),
+        st.builds(Address, RUNS, root=ROOTS),
+        st.builds(Address, RUNS, alias=NAMES.filter(lambda alias: alias != "latest"), root=ROOTS),
+        st.builds(Address, RUNS, step=STEPS, root=ROOTS),
+        st.builds(Address, RUNS, best=METRICS, root=ROOTS),
     )
 )
 def test_address_reads_back_as_it_was_written(address):
@@ -40,9 +41,9 @@ def test_address_reads_back_as_it_was_written(address):
         "run/steps/007",
         "run/steps/٣",
         "run/steps/" + "9" * 5000,
-        "run/1",
         "../run",
-        "a/run",
+        "a/b/run",
+        "a/run/1",
         "run\n",
         "gs://bucket/run",
         "run@best:",

@@ -152,7 +152,7 @@ def test_alias_is_created_moved_and_refused_when_stale(url):
             3,
             ["/nope: expected a folder with run.json", "cairn runs"],
         ),
-        (["promote", "../tiny", "1", "best"], 2, ["invalid run name", "'../tiny'"]),
+        (["promote", "tiny!", "1", "best"], 2, ["invalid run name", "'tiny!'"]),
         (["promote", "tiny", "1", "latest"], 2, ["'latest'"]),
         (["promote", "tiny", "one", "best"], 2, ["'STEP'", "integer", "`cairn promote --help`"]),
         (["checkpoints", "nope"], 3, ["/nope: expected a folder with run.json", "cairn runs"]),

@@ -148,9 +148,3 @@ def test_odd_questions_are_refused_with_what_is_wrong(ask, arguments, status, na
     done = ask(*arguments)
     assert (done.returncode, done.stdout) == (status, "")
     assert named in done.stderr
-
-
-def test_a_store_is_not_compared_with_a_control_plane(run):
-    done = cairn_here("diff", str(run.uri), "run")
-    assert done.returncode == 2
-    assert "two URIs" in done.stderr

@@ -16,7 +16,7 @@ from cairn import Client
 from cairn.storage.runs.records.layout import step_dir
 from tests.service.commands import CAIRN, cairn_here, environment
 from tests.service.planes import running_plane
-from tests.service.seams import activity
+from tests.service.seams import activity, command_addresses
 from tests.service.stores import begin_saving, make_run
 
 SECTIONS = ("root\trun\tlatest", "root\trun\tstep", "operation\tkind")
@@ -85,7 +85,8 @@ def test_a_rate_is_what_came_between_two_looks(url, saving):
     run, attempt = saving
     clock = iter(range(0, 1000, 5))
     with Client(url) as client:
-        source = activity.SnapshotSource(client, None, ["llama-sft"], 10, clock=lambda: next(clock))
+        places = [command_addresses.RunPlace("default", "llama-sft")]
+        source = activity.SnapshotSource(client, None, places, 10, clock=lambda: next(clock))
         (first,) = source.snapshot().saves
         half = f"{step_dir(attempt.number, 2)}/model/more"
         run.objects.write(half, b"x" * 1000)
