@@ -37,7 +37,7 @@ def test_what_is_durable_is_whole_although_it_changed_while_it_was_written(
         return and_again
 
     with Checkpointer(uri) as checkpointer:
-        for name in ("crc_bytes", "fingerprint", "_digest"):
+        for name in ("crc_bytes", "fingerprint", "box_digest"):
             monkeypatch.setattr(data_files, name, changed(getattr(data_files, name)))
         checkpointer.save(1, {item: {"w": array}}, compression=compression).wait()
         monkeypatch.undo()
