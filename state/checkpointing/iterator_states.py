@@ -129,7 +129,11 @@ def _written(value: Any, where: str, problems: list[str], depth: int = 0) -> Any
         return parts if kind is list else {_TUPLE: parts}
     if kind is dict or kind is OrderedDict:
         return _written_dict(value, where, problems, depth + 1)
-    if kind is np.ndarray and _is_storable(value.dtype):
+    if (
+        kind is np.ndarray
+        and value.dtype.isbuiltin != _REGISTERED
+        and value.dtype.itemsize <= _NUMBERS.get(value.dtype.kind, -1)
+    ):
         return {_ARRAY: _described(value)}
     tensor = _as_numpy(value)
     if tensor is not None:
@@ -146,10 +150,6 @@ def _written_dict(value: dict[Any, Any], where: str, problems: list[str], depth:
         return parts
     keys = [_written(key, f"{where}: its key", problems, depth) for key in parts]
     return {_DICT: [list(pair) for pair in zip(keys, parts.values(), strict=True)]}
-
-
-def _is_storable(dtype: np.dtype[Any]) -> bool:
-    return dtype.isbuiltin != _REGISTERED and dtype.itemsize <= _NUMBERS.get(dtype.kind, -1)
 
 
 def _described(array: np.ndarray[Any, Any]) -> dict[str, Any]:

@@ -262,7 +262,8 @@ def _misfit(reader: CheckpointReader, name: str, iterator: Any, methods: _Method
     if saved == now or callable(getattr(iterator, methods.set_all, None)):
         return None
     lead = f"{name}: saved by {saved} processes, now {now}"
-    if not _is_grain(iterator):
+    is_grain = any(kind.__module__.partition(".")[0] == "grain" for kind in type(iterator).__mro__)
+    if not is_grain:
         return f"{lead}: {_kind(iterator)} has no {methods.set_all}"
     if not _is_global(getattr(iterator, methods.get)()):
         return f"{lead}: {_kind(iterator)} is not of an ElasticIterator"
@@ -290,10 +291,6 @@ def _read(reader: CheckpointReader, name: str, processes: Sequence[int]) -> list
         state_from_json(data, path=reader.uri / iterator_file(name, process, count))
         for process, data in zip(processes, reader.iterator_states(name, processes), strict=True)
     ]
-
-
-def _is_grain(iterator: Any) -> bool:
-    return any(kind.__module__.partition(".")[0] == "grain" for kind in type(iterator).__mro__)
 
 
 def _is_global(state: Any) -> bool:

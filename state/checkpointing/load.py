@@ -103,7 +103,13 @@ def load(
     ref, choice = agreement.all_or_none(
         _named, reference, step, same=same_checkpoint, error=InvalidURIError
     )
-    run, info = agreed_checkpoint(_chosen(ref, choice), damaged=damaged)
+    if isinstance(choice, str) and choice.startswith(BEST):
+        ref = replace(ref, best=choice.removeprefix(BEST))
+    elif isinstance(choice, str):
+        ref = replace(ref, alias=choice)
+    elif choice is not None:
+        ref = replace(ref, step=choice)
+    run, info = agreed_checkpoint(ref, damaged=damaged)
     with pause_gc():
         # An error on one process is raised on all: none may wait for one that has stopped.
         fitted = agreement.all_or_none(
@@ -206,14 +212,6 @@ def _as_dict(find: Callable[[], StepInfo]) -> dict[str, Any]:
 
 def _step_info(step: Mapping[str, Any]) -> StepInfo:
     return StepInfo(**{**step, "state": StepState(step["state"])})
-
-
-def _chosen(ref: CheckpointRef, step: int | str | None) -> CheckpointRef:
-    if isinstance(step, str) and step.startswith(BEST):
-        return replace(ref, best=step.removeprefix(BEST))
-    if isinstance(step, str):
-        return replace(ref, alias=step)
-    return ref if step is None else replace(ref, step=step)
 
 
 def _named(

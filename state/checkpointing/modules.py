@@ -176,7 +176,7 @@ def _open_nnx(modules: list[Any]) -> tuple[list[Any], Callable[[list[Any]], list
 def _open_equinox(module: Any) -> tuple[Any, Callable[[Any], Any]]:
     structure: Any
     leaves, structure = jax.tree.flatten(module)
-    stored = [_is_stored(leaf) for leaf in leaves]
+    stored = [hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex) for leaf in leaves]
     tree = jax.tree.unflatten(
         structure, [leaf if keep else None for leaf, keep in zip(leaves, stored, strict=True)]
     )
@@ -187,10 +187,6 @@ def _open_equinox(module: Any) -> tuple[Any, Callable[[Any], Any]]:
         return jax.tree.unflatten(structure, [new if keep else old for new, old, keep in pairs])
 
     return tree, close
-
-
-def _is_stored(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)
 
 
 def _is_leaf(node: Any) -> bool:

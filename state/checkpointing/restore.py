@@ -61,7 +61,13 @@ def open_step(step_uri: StoreURI) -> CheckpointReader:
         CorruptionError: the metadata can't be read, or files differ from those that were saved.
         StoreUnavailableError: the store does not respond.
     """
-    return CheckpointReader.open(step_uri, _manifest_of(step_uri), whole=True)
+    manifest = None
+    match = _STEP_FOLDER.search(step_uri.path)
+    if match is not None:  # it lies in a run
+        name = manifest_file(int(match[2]), int(match[1]))
+        stored = read_record(ObjectStore.open(step_uri.parent.parent.parent), name, Manifest)
+        manifest = None if stored is None else stored[0]
+    return CheckpointReader.open(step_uri, manifest, whole=True)
 
 
 def stored_items(step: Step) -> list[str]:
@@ -305,16 +311,6 @@ def fit_item(
 
 def _opened(step: Step) -> CheckpointReader:
     return step if isinstance(step, CheckpointReader) else open_step(step)
-
-
-def _manifest_of(step_uri: StoreURI) -> Manifest | None:
-    """Return the manifest of a step; None if it has none or does not lie in a run."""
-    match = _STEP_FOLDER.search(step_uri.path)
-    if match is None:
-        return None
-    name = manifest_file(int(match[2]), int(match[1]))
-    stored = read_record(ObjectStore.open(step_uri.parent.parent.parent), name, Manifest)
-    return None if stored is None else stored[0]
 
 
 def _arrays(reader: CheckpointReader, item: str, where: object) -> ItemArrays:

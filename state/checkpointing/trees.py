@@ -45,7 +45,10 @@ def flatten(tree: Any) -> dict[str, Any]:
     """
     walk = _Walk(tree)
     leaves = dict(zip(walk.paths, walk.leaves, strict=True))
-    problems = walk.odd + _twice(walk.paths, leaves)
+    problems = [*walk.odd]
+    if len(walk.paths) != len(leaves):
+        counts = Counter(walk.paths)
+        problems += [f"{path!r} (twice)" for path, count in counts.items() if count > 1]
     problems += _alike_in_orbax(leaves) if walk.dotted else []
     problems += sorted(f"{path!r} (also a container)" for path in walk.containers & leaves.keys())
     if problems:
@@ -253,7 +256,8 @@ class _Walk:
         """Return a key's path segment; keys that can be stored are cached."""
         segment = path_of((key,))
         self.dotted = self.dotted or "." in key
-        if _is_safe(key):
+        # "." and ".." have a meaning in file paths.
+        if key not in _NO_KEYS and "\x00" not in key and is_text(key):
             self._segments[key] = segment
         else:
             self.odd.append(repr(prefix + segment))
@@ -304,17 +308,6 @@ def _segment(key: Any) -> str:
             return str(key.idx)
         case _:
             return str(key)
-
-
-def _is_safe(key: str) -> bool:
-    """Return True if a key can be stored; "." and ".." have a meaning in file paths."""
-    return key not in _NO_KEYS and "\x00" not in key and is_text(key)
-
-
-def _twice(paths: list[str], leaves: Mapping[str, Any]) -> list[str]:
-    if len(paths) == len(leaves):
-        return []
-    return [f"{path!r} (twice)" for path, count in Counter(paths).items() if count > 1]
 
 
 def _alike_in_orbax(paths: Collection[str]) -> list[str]:

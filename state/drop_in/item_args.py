@@ -156,8 +156,10 @@ def save_items(args: Any, names: Collection[str] | None, is_single: bool | None)
             iterators[name], problem = _own_iterator(item_args.item)
             problems += [f"{name}: {problem}"] if problem else []
         elif isinstance(item_args, _TREE_SAVES):
-            problems += [f"{name}: {problem}" for problem in _not_stored(item_args)]
-            trees[name] = _in_dtypes(item_args.item, item_args.save_args)
+            tree = item_args.item
+            if tree is None or jax.tree_util.all_leaves([tree]):
+                problems.append(f"{name}: {type(tree).__name__} alone; put it into a dict")
+            trees[name] = _in_dtypes(tree, item_args.save_args)
             if item_args.custom_metadata is not None:
                 custom_metadata[name] = item_args.custom_metadata
         elif (value := kind_of(item_args)) is not None:
@@ -213,13 +215,6 @@ def _own_iterator(item: Any) -> tuple[Any, str]:
     return None, f"{len(item)} iterators, {_ONE_ITERATOR}"
 
 
-def _not_stored(item_args: Any) -> list[str]:
-    problems = []
-    if item_args.item is None or jax.tree_util.all_leaves([item_args.item]):
-        problems.append(f"{type(item_args.item).__name__} alone; put it into a dict")
-    return problems
-
-
 def _in_dtypes(tree: Any, save_args: Any) -> Any:
     """Return the tree with its leaves cast to the dtypes of their `SaveArgs`.
 
@@ -249,15 +244,14 @@ def _in_dtypes(tree: Any, save_args: Any) -> Any:
             found=f"{_kind(mismatch)}: {mismatch}"[:500],
             next_step="Make them with jax.tree.map over the item.",
         )
-    cast = [
-        leaf if is_empty(leaf) or not args or args.dtype is None else _cast(leaf, args.dtype)
-        for leaf, args in pairs
-    ]
+    cast = []
+    for leaf, args in pairs:
+        if is_empty(leaf) or not args or args.dtype is None:
+            cast.append(leaf)
+        else:
+            array = leaf if hasattr(leaf, "astype") else np.asarray(leaf)
+            cast.append(array.astype(args.dtype))
     return jax.tree.unflatten(structure, cast)
-
-
-def _cast(leaf: Any, dtype: Any) -> Any:
-    return leaf.astype(dtype) if hasattr(leaf, "astype") else np.asarray(leaf).astype(dtype)
 
 
 def restore_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) -> dict[str, Any]:

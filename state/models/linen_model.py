@@ -22,6 +22,7 @@ from cairn.interop.placement.rules import axis_units
 from cairn.state.adapters.models import abstract_model
 from cairn.state.errors import NotInitializedError
 from cairn.state.models.base import EasyDeLBaseModule
+from cairn.state.models.hub.pretrained import most_common_float
 from cairn.state.models.linen_twin import linen_model, make_twin
 from cairn.state.paths import named_leaves, rebuild
 from cairn.state.sharding.report import leaf_bytes
@@ -270,7 +271,9 @@ class EDPretrainedModel:
                 found="; ".join(changed),
                 next_step="put what differs into the config: nothing else is saved",
             )
-        settings = {"dtype": self.dtype.name, "param_dtype": self._param_dtype(params).name}
+        leaves = jax.tree.leaves(self.params if params is None else params)
+        param_dtype = most_common_float(np.dtype(leaf.dtype) for leaf in leaves)
+        settings = {"dtype": self.dtype.name, "param_dtype": param_dtype.name}
         graphdef, state = nnx.split(abstract_model(self.nnx_class(), self.config, settings))
         model: EasyDeLBaseModule = nnx.merge(
             graphdef, rebuild(state, self._fitting(params), path="params")
@@ -514,13 +517,6 @@ class EDPretrainedModel:
             return self.params
         path = f"params of {type(self).__name__}"
         return rebuild(self.params_shape_tree, params, path=path)
-
-    def _param_dtype(self, params: Any) -> np.dtype[Any]:
-        """Return the most common dtype of the floating parameters; float32 if there are none."""
-        tree = self.params if params is None else params
-        dtypes = [np.dtype(leaf.dtype) for leaf in jax.tree.leaves(tree)]
-        floating = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
-        return max(dict.fromkeys(floating), key=floating.count, default=np.dtype(np.float32))
 
     def _undefined(self, name: str) -> NotImplementedError:
         return NotImplementedError(f"{type(self).__name__} does not define {name}")

@@ -77,7 +77,11 @@ def plan(
         units: number of indivisible units of a logical axis, such as {"heads": 9}: its mesh axes
             must divide this number, not only the size of the dimension.
     """
-    compiled = None if rules is None else _compiled(rules)
+    compiled = None
+    if rules is not None:
+        compiled = [
+            _Rule(re.compile(text), tuple(spec), _is_catch_all(text)) for text, spec in rules
+        ]
     axis_rules = DEFAULT_AXIS_RULES if axis_rules is None else axis_rules
     leaves = tuple(
         _place(named, mesh, compiled, axis_rules, units or {}) for named in named_leaves(tree)
@@ -117,10 +121,6 @@ def _place(
         problems=tuple(problem.text for problem in placed.problems),
         unmatched=placed.unmatched,
     )
-
-
-def _compiled(rules: PartitionRules) -> list[_Rule]:
-    return [_Rule(re.compile(text), tuple(spec), _is_catch_all(text)) for text, spec in rules]
 
 
 def _match(path: str, rules: Iterable[_Rule]) -> RuleMatch:

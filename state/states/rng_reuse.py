@@ -134,6 +134,10 @@ def warn_of_reuse(paths: Sequence[Path]) -> None:
     if not paths or names in _warned:
         return
     _warned.add(names)
+    # The first frame outside of Cairn, JAX and Flax; level 1 is this function.
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _INNER:
+        frame, level = frame.f_back, level + 1
     warnings.warn(
         f"each training step draws the same random numbers from {names}, such as the same dropout "
         "mask: the step does not carry the counters on. Have the loss function return "
@@ -141,16 +145,8 @@ def warn_of_reuse(paths: Sequence[Path]) -> None:
         "state.apply_gradients(grads=grads).replace(graphother=graphother), or with a TrainStep as "
         "'graphother' beside the loss",
         UserWarning,
-        stacklevel=_frames_to_caller(),
+        stacklevel=level,
     )
-
-
-def _frames_to_caller() -> int:
-    """Return the `stacklevel` of the first frame outside of Cairn, JAX and Flax."""
-    frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _INNER:
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _by_stream(variables: Any) -> dict[Path, Any]:

@@ -134,7 +134,8 @@ def _prepared(
     try:
         result = prepare(*args)
         values = {} if same is None else same(result)
-        message = {"digests": [_digest(value) for value in values.values()]}
+        texts = [json.dumps(value, sort_keys=True, default=repr) for value in values.values()]
+        message = {"digests": [sha256(text.encode()).hexdigest()[:16] for text in texts]}
         results.append(result)
     except BaseException as exc:  # an interrupt too: the others must not wait for this one
         raised, message = exc, json.loads(as_json(exc))
@@ -166,11 +167,6 @@ def _call_site(call: Callable[..., Any]) -> str:
     call = call.func if isinstance(call, partial) else call
     name = getattr(call, "__qualname__", type(call).__qualname__)
     return f"{getattr(call, '__module__', '')}.{name}"
-
-
-def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, default=repr)
-    return sha256(text.encode()).hexdigest()[:16]
 
 
 def as_json(error: BaseException | None) -> str:

@@ -116,8 +116,14 @@ def _wait_for_all(client: Coordination, place_key: str, place: str) -> dict[int,
         if stragglers.waited(functools.partial(named, missing)) > LATE_SECONDS:
             break
         is_set(client, f"{place_key}/{missing[0]}.0")
-    there = sorted(set(range(jax.process_count())) - set(missing))
-    return {index: json.loads(_joined(messages, index)) for index in there}
+    in_time: dict[int, Mapping[str, str]] = {}
+    for index in sorted(set(range(jax.process_count())) - set(missing)):
+        # Each piece begins with the number of pieces.
+        count, _, first = messages[f"{index}.0"].partition(" ")
+        others = [messages[f"{index}.{number}"] for number in range(1, int(count))]
+        text = "".join([first, *(piece.partition(" ")[2] for piece in others)])
+        in_time[index] = json.loads(text)
+    return in_time
 
 
 def _missing(messages: Mapping[int, Any], place: str) -> dict[str, str] | None:
@@ -205,13 +211,6 @@ def _messages(client: Coordination, place: str) -> dict[str, str]:
 def _absent(messages: Mapping[str, str]) -> list[int]:
     there = {name.partition(".")[0] for name in messages if name.partition(".")[2] in ("", "0")}
     return [index for index in range(jax.process_count()) if str(index) not in there]
-
-
-def _joined(messages: Mapping[str, str], index: int) -> str:
-    """Join the pieces of a process's text."""
-    count, _, text = messages[f"{index}.0"].partition(" ")
-    rest = (messages[f"{index}.{number}"].partition(" ")[2] for number in range(1, int(count)))
-    return "".join([text, *rest])
 
 
 def is_set(client: Coordination, name: str) -> bool:

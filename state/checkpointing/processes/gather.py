@@ -31,9 +31,10 @@ def gather_bytes(members: tuple[int, ...], streams: Sequence[np.ndarray[Any, Any
     mesh = _mesh(members)
     mine = streams[members.index(jax.process_index())]
     split = NamedSharding(mesh, PartitionSpec("member"))
+    most = max(_LEAST_BYTES, 1 << (GATHER_BYTES // len(members)).bit_length() - 1)
     longest, done = max(map(len, streams)), 0
     while done < longest:
-        size = _piece(longest - done, len(members))
+        size = min(most, max(_LEAST_BYTES, 1 << (longest - done - 1).bit_length()))
         row = np.zeros((1, size), np.uint8)
         own = mine[done : done + size]
         row[0, : len(own)] = own
@@ -46,12 +47,6 @@ def gather_bytes(members: tuple[int, ...], streams: Sequence[np.ndarray[Any, Any
             if stream is not mine and done < len(stream):
                 stream[done : done + size] = piece[: len(stream) - done]
         done += size
-
-
-def _piece(left: int, members: int) -> int:
-    """Return the bytes per member in the next round, when the longest stream lacks `left` bytes."""
-    most = max(_LEAST_BYTES, 1 << (GATHER_BYTES // members).bit_length() - 1)
-    return min(most, max(_LEAST_BYTES, 1 << (left - 1).bit_length()))
 
 
 @functools.lru_cache(maxsize=256)

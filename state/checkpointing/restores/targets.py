@@ -71,7 +71,7 @@ class TargetLeaf(NamedTuple):
             expected = kind or f"dtype {dtype_name(self.dtype)}"
             problems.append(f"expected {expected}, stored dtype {dtype_name(stored.dtype)}")
         elif self.sharding is not None and not is_key_dtype(self.dtype):
-            usable = _made_of(self.dtype)
+            usable = _dtype_of_jax(self.dtype, bool(jax.config.read("jax_enable_x64")))
             if usable != self.dtype:
                 problems.append(
                     f"expected dtype {dtype_name(self.dtype)}, of which JAX makes "
@@ -226,11 +226,6 @@ def _local_boxes(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> _Lo
 @functools.lru_cache(maxsize=256)
 def _dtype_of_jax(dtype: Any, x64: bool) -> Any:
     return jax.dtypes.canonicalize_dtype(dtype)
-
-
-def _made_of(dtype: Any) -> Any:
-    """Return the dtype that JAX makes of `dtype`, such as float32 of float64 without x64."""
-    return _dtype_of_jax(dtype, bool(jax.config.read("jax_enable_x64")))
 
 
 def _is_floating(dtype: Any) -> bool:

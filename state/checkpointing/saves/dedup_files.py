@@ -70,7 +70,12 @@ class _ListedFile(NamedTuple):
 
 def new_files(folder: StoreURI, files: Iterable[StoredFile], now: datetime) -> dict[str, DedupFile]:
     """Return files that were just written into the database in `folder`, by name."""
-    return {file.name: DedupFile(file, now, now, 1, _mark(folder, file.name)) for file in files}
+    new = {}
+    for file in files:
+        status = _stat(folder, file.name) if folder.scheme == "file" else None
+        mark = None if status is None else status.mark
+        new[file.name] = DedupFile(file, written=now, seen=now, steps=1, mark=mark)
+    return new
 
 
 def link_files(
@@ -203,8 +208,3 @@ def _stat(folder: StoreURI, name: str) -> _ListedFile | None:
     except OSError:
         return None
     return _ListedFile(status.st_size, None, _Mark(status.st_mtime_ns, status.st_ino))
-
-
-def _mark(folder: StoreURI, name: str) -> _Mark | None:
-    file = _stat(folder, name) if folder.scheme == "file" else None
-    return None if file is None else file.mark

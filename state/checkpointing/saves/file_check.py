@@ -62,10 +62,15 @@ def check_files(
             "again; the step is not listed.",
             problems=problems,
         )
-    return tuple(
-        _recorded(meant.get(name) or read.get(name) or stored_file(name, b""), entry)
-        for name, entry in sorted(entries.items())
-    )
+    records = []
+    for name, entry in sorted(entries.items()):
+        file = meant.get(name) or read.get(name) or stored_file(name, b"")
+        crc32c = file.crc32c or entry.crc32c
+        assert crc32c is not None  # from the store's listing or from a read
+        records.append(
+            ObjectRecord(name=name, size=entry.size, crc32c=crc32c, content=file.content)
+        )
+    return tuple(records)
 
 
 def _unproved(entries: Mapping[str, FileEntry], meant: Mapping[str, StoredFile]) -> Iterator[str]:
@@ -94,9 +99,3 @@ def _wrong(file: StoredFile, entry: FileEntry | None, read: FileChecksum | None)
     if read is not None and read.content != file.content:
         return f"{expected}, {file.content}, found {read.content}"
     return None
-
-
-def _recorded(file: StoredFile | FileChecksum, entry: FileEntry) -> ObjectRecord:
-    crc32c = file.crc32c or entry.crc32c
-    assert crc32c is not None  # from the store's listing or from a read
-    return ObjectRecord(name=file.name, size=entry.size, crc32c=crc32c, content=file.content)

@@ -205,16 +205,12 @@ class DeferredLeaf(NamedTuple):
                 found="files that can't be linked, and an array whose memory a step was given",
                 next_step="Save again: the next save copies all values.",
             )
-        return tuple(
-            HostBox(_stored(self.leaf.addressable_data(number))[within], origin)
-            for number, within, origin in self.layout.boxes
-        )
-
-
-def _stored(shard: jax.Array) -> np.ndarray[Any, Any]:
-    """Return a host copy of a device shard, in its stored form."""
-    stored, _ = store_form({"": shard})
-    return np.array(_same_memory(stored[""]))
+        boxes = []
+        for number, within, origin in self.layout.boxes:
+            stored, _ = store_form({"": self.leaf.addressable_data(number)})
+            host_copy = np.array(_same_memory(stored[""]))
+            boxes.append(HostBox(host_copy[within], origin))
+        return tuple(boxes)
 
 
 def on_host() -> bool:
@@ -353,7 +349,10 @@ class Transfers:
                 copied.setdefault(path, []).append(PinnedBox(source, *box[1:]))
                 continue
             if source is None:  # the caller may write to this memory, or donate it
-                lasting = self._host_values(path, number)[box.within]
+                shards = self._shards.get(path)
+                # A view that JAX does not cache in the caller's array.
+                shard = self._leaves[path] if shards is None else _same_memory(shards[number])
+                lasting = np.asarray(shard)[box.within]
                 values = np.empty_like(lasting, order="C")
                 pairs.append((values, lasting))
             else:
@@ -363,12 +362,6 @@ class Transfers:
             copied.setdefault(path, []).append(HostBox(values, box.origin))
         copy_all(pairs)
         return copied
-
-    def _host_values(self, path: str, number: int) -> np.ndarray[Any, Any]:
-        """Return a view of a shard in host memory that JAX does not cache in the caller's array."""
-        if path not in self._shards:
-            return np.asarray(self._leaves[path])
-        return np.asarray(_same_memory(self._shards[path][number]))
 
     def wait(
         self, *, copied: bool = True, without: Collection[str] = frozenset()

@@ -161,12 +161,15 @@ class HostTrees(Mapping[str, HostTree]):
         while self._prepared:
             name, item = next(iter(self._prepared.items()))
             arrays, dedup = _arrays(name, item, self._arrays.pop(name)), self._dedup[name]
+            # On CPU, being the same array object proves nothing: the array may share memory with a
+            # NumPy array (`jax.device_put`, `from_dlpack`), which the caller can change.
+            same = frozenset() if on_host() else dedup.same(item.leaves)
             self._items[name] = HostTree(
                 name=name,
                 arrays=arrays,
                 forms=item.forms,
                 dedup=dedup,
-                same=_proven(dedup, item),
+                same=same | item.deferred.keys(),
                 leaves={
                     path: weakref.ref(leaf)
                     for path, leaf in item.leaves.items()
@@ -193,16 +196,6 @@ class HostTrees(Mapping[str, HostTree]):
 
     def __len__(self) -> int:
         return len(self._dedup)
-
-
-def _proven(dedup: Dedup, item: PreparedTree) -> frozenset[str]:
-    """Return the paths of leaves whose values certainly equal those of the last step.
-
-    On CPU, being the same array object proves nothing: the array may share memory with a NumPy
-    array (`jax.device_put`, `from_dlpack`), which the caller can change.
-    """
-    same = frozenset() if on_host() else dedup.same(item.leaves)
-    return same | item.deferred.keys()
 
 
 def _digestible(item: str, leaves: Mapping[str, Any], dedup: Dedup) -> dict[str, list[DeviceShard]]:

@@ -80,18 +80,13 @@ def with_digests(
         records: records of all leaves.
         shards: the shards of each leaf that has any, by (item, path).
     """
-    return tuple(
-        record.model_copy(
-            update={"digest": digest_text(_total(shards.get((record.item, record.path), ())))}
-        )
-        for record in records
-    )
-
-
-def _total(shards: Iterable[PlacedShard]) -> int:
-    """Return the digest of a leaf as a number: the total of the digests of its shards' chunks."""
-    digests = [shard.digests.reshape(-1) for shard in shards]
-    return total(np.concatenate(digests)) if len(digests) > 1 else sum(map(total, digests))
+    digested = []
+    for record in records:
+        placed = shards.get((record.item, record.path), ())
+        digests = [shard.digests.reshape(-1) for shard in placed]
+        number = total(np.concatenate(digests)) if len(digests) > 1 else sum(map(total, digests))
+        digested.append(record.model_copy(update={"digest": digest_text(number)}))
+    return tuple(digested)
 
 
 def _dtype_of(leaf: Any) -> str:

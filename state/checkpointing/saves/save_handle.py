@@ -163,9 +163,12 @@ class SaveHandle:
                 f"{self.uri}: expected to be durable within {timeout} s, still being saved. "
                 "Wait longer; the save goes on."
             )
-        if self._error is not None:
+        error = self._error
+        if error is not None:
             self._reported = True
-            raise _without_traceback(self._error)
+            if not isinstance(error, StorageError):
+                error = SaveError("the save failed", found=error)
+            raise error.with_traceback(None)  # without that of the last time it was raised
 
     def ended(self, timeout: float | None = None) -> bool:
         """Wait at most `timeout` seconds (None: no limit); return True if the save has ended.
@@ -264,13 +267,3 @@ def refused_save(*, step: int, uri: StoreURI, error: BaseException) -> SaveHandl
     handle = SaveHandle(step=step, attempt=0, uri=uri)
     handle._end(SaveState.REFUSED, error)
     return handle
-
-
-def _without_traceback(error: BaseException) -> BaseException:
-    """Return an error to raise again, without the traceback of the last time it was raised.
-
-    An error that is no StorageError is replaced by a SaveError.
-    """
-    if not isinstance(error, StorageError):
-        error = SaveError("the save failed", found=error)
-    return error.with_traceback(None)

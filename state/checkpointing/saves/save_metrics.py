@@ -215,10 +215,12 @@ def _one_line(error: BaseException) -> str:
 
 def _line(fields: dict[str, Any]) -> str:
     """Return fields as "key=value ..."; values with blanks, quotes or "=" are quoted as in JSON."""
-    return " ".join(f"{key}={_text(value)}" for key, value in fields.items() if value is not None)
-
-
-def _text(value: Any) -> str:
-    text = str(value)
-    plain = text and not any(sign.isspace() or sign in '"=' for sign in text)
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    pairs = []
+    for key, value in fields.items():
+        if value is None:
+            continue
+        text = str(value)
+        if not text or any(sign.isspace() or sign in '"=' for sign in text):
+            text = json.dumps(text, ensure_ascii=False)
+        pairs.append(f"{key}={text}")
+    return " ".join(pairs)

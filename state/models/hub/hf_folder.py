@@ -30,7 +30,6 @@ from cairn.state.models.hub.whole_folder import WholeFolder
 from cairn.state.paths import named_leaves, too_wide
 from cairn.state.sharding.gather import gather_leaf
 from cairn.storage.safetensors.writer import TensorSource, index_bytes, plan_shards
-from cairn.storage.store.files import Files
 from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI, parse_uri
 
@@ -148,7 +147,10 @@ def write_folder(
     def finish() -> None:
         if len(shards) > 1:
             folder.write(INDEX_FILE, index_bytes(shards))
-        _remove_stale(folder.files, keep={*written})
+        for entry in folder.files.list(""):  # readers would mix stale weights with the new ones
+            is_weights = entry.name == INDEX_FILE or _WEIGHTS.fullmatch(entry.name)
+            if is_weights and not entry.is_dir and entry.name not in written:
+                folder.files.delete_tree(entry.name)
         for name, content in small.items():
             folder.write(name, content)
         folder.check()
@@ -216,11 +218,3 @@ def _check_form(model: Any, dtype: Any) -> None:
             found=str(quantization),
             next_step="pass float_dtype, such as 'bfloat16', to export what they stand for",
         )
-
-
-def _remove_stale(files: Files, *, keep: set[str]) -> None:
-    """Remove files of weights that are not in `keep`: readers would mix them with the new ones."""
-    for entry in files.list(""):
-        is_weights = entry.name == INDEX_FILE or _WEIGHTS.fullmatch(entry.name)
-        if is_weights and not entry.is_dir and entry.name not in keep:
-            files.delete_tree(entry.name)

@@ -87,7 +87,7 @@ def load_weights(
     cast = float_dtype(param_dtype, argument="param_dtype")
     options = {
         "dtype": float_dtype(dtype, argument="dtype"),
-        "param_dtype": cast or _most_common_dtype(pretrained.weights.dtypes),
+        "param_dtype": cast or most_common_float(pretrained.weights.dtypes.values()),
         "precision": precision,
     }
 
@@ -287,6 +287,7 @@ def _target_dtype(
     return param_dtype if is_parameter else np.dtype(leaf.leaf.dtype)
 
 
-def _most_common_dtype(dtypes: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
-    floating = Counter(dtype for dtype in dtypes.values() if is_floating(dtype))
+def most_common_float(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
+    """Return the most common floating dtype, the first of equals; float32 if there is none."""
+    floating = Counter(dtype for dtype in dtypes if is_floating(dtype))
     return floating.most_common(1)[0][0] if floating else np.dtype(np.float32)
