@@ -27,7 +27,7 @@ DIRECTIVE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r'^```python title="([\w.]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 OWN_TESTS = {"howto/back-up.md": "tests/service/test_backup.py"}  # what it backs up is there only
-NOTEBOOKS = {"tutorial/first-run.md"}  # tests/documentation/test_notebook.py
+NOTEBOOKS = {"tutorial/first-run.md"}  # tests/documentation/test_notebook_cells.py
 RUNNABLE = re.compile(r'^```(sh|python|python title="[\w.]+")$', re.MULTILINE)
 RUN = sorted(
     name
@@ -36,13 +36,17 @@ RUN = sorted(
     and RUNNABLE.search(path.read_text(encoding="utf-8"))
 )
 LONG = {
-    "howto/lora-and-qlora.md": "tests/examples/test_examples.py",  # lora_finetune
+    "howto/disaster-recovery.md": "tests/service/command/test_cli.py",
+    "howto/export-to-pytorch.md": "tests/test_main_job.py",
+    "howto/find-checkpoints.md": "tests/service/command/test_lists_cli.py",
+    "howto/lora-and-qlora.md": "tests/state/adapters/test_lora.py",
     "howto/look-inside.md": "tests/service/command/test_tensors_cli.py",
     "howto/observe.md": "tests/service/observability/test_tracing.py",
     "howto/plan-a-mesh.md": "tests/service/command/test_plan_cli.py",
     "howto/promote.md": "tests/service/command/test_cli.py",
+    "howto/python-client.md": "tests/service/client/test_client.py",
     "howto/quantize.md": "tests/state/adapters/test_quantization.py",
-    "howto/restore-on-other-devices.md": "tests/examples/test_examples.py",  # train_from_scratch
+    "howto/restore-on-other-devices.md": "tests/state/states/test_load_placement.py",
     "howto/use-linen-or-equinox.md": "tests/examples/test_examples.py",  # linen_train_state
     "howto/webhooks.md": "tests/service/command/test_webhooks_cli.py",
     "howto/your-own-loop.md": "tests/examples/test_examples.py",  # own_module

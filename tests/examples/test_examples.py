@@ -1,6 +1,7 @@
 """Every example runs to its end; each one checks its own results and fails when they are wrong.
 
-What takes SmolLM2 takes its first layers here, and all of them in `make proofs`.
+Those of a state of one's own run here, the others in `make proofs` (`test_long_examples.py`): what
+a decoder does in them, from its first step to PyTorch, other tests have a smaller one do.
 """
 
 import os
@@ -10,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from examples.demo.weights import smollm2_gguf
-from tests.examples.layers import first_layers
 from tests.programs.commands import commands
 from tests.programs.interpreter import PYTHON
 from tests.programs.program import run as run_program
@@ -22,10 +21,7 @@ EXAMPLES = sorted(
     for path in (REPOSITORY / "examples").glob("*.py")
     if path.stem not in ("__init__", "checks")
 )
-
-
-OF_A_MODEL = ("lora_finetune",)
-LAYERS = 1
+LONG = ("lora_finetune", "train_from_scratch")
 
 
 @pytest.fixture(scope="module")
@@ -35,21 +31,16 @@ def python(tmp_path_factory):
         yield folder / "python"
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", sorted({*EXAMPLES} - {*LONG}))
 def test_example_runs_and_its_checks_hold(name, python, tmp_path, tmp_path_factory):
-    arguments = []
-    if name in OF_A_MODEL:
-        file = tmp_path_factory.mktemp("weights") / "layers.gguf"
-        arguments.append(first_layers(smollm2_gguf(), file, LAYERS))
-    run_example(name, arguments, python, tmp_path, tmp_path_factory.mktemp("torch"))
+    run_example(name, python, tmp_path, tmp_path_factory.mktemp("torch"))
 
 
-def run_example(name, arguments, python, folder, of_torch):
+def run_example(name, python, folder, of_torch):
     """Runs an example in an empty folder, which it leaves so.
 
     Args:
         name: of the example.
-        arguments: its own.
         python: see the fixture.
         folder: for its files.
         of_torch: for what torch makes when it is imported, and leaves.
@@ -57,7 +48,7 @@ def run_example(name, arguments, python, folder, of_torch):
     # The examples choose their own devices; the tests' choice must not reach them.
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     result = run_program(
-        ["-m", f"examples.{name}", *arguments],
+        ["-m", f"examples.{name}"],
         cwd=REPOSITORY,
         env={
             **environment,
@@ -81,6 +72,10 @@ def test_a_check_that_does_not_hold_ends_an_example():
     assert result.returncode == 1
     assert "NO   one is two: 1" in result.stdout
     assert "went on" not in result.stdout
+
+
+def test_examples_that_take_long_are_there():
+    assert {*LONG} < {*EXAMPLES}
 
 
 def test_the_readme_names_every_example():
