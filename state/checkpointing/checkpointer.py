@@ -508,20 +508,18 @@ class Checkpointer:
         """
         with self._lock:
             self._refuse_fork()
-            again, self._closed = self._closed, True
+            if self._closed:
+                self._settle()
+                return
+            self._closed = True
             try:
                 self._settle()
             finally:
-                if not again:
-                    self._release_when_over()
-
-    def _release_when_over(self) -> None:
-        """Release the run once no save's thread runs: an abandoned save still needs the lease."""
-        if self._work is None:
-            self._release()
-            return
-        self._work.over.wait(_ENDING_SECONDS if self._current is None else 0)
-        self._work.when_over(self._release)
+                if self._work is None:
+                    self._release()
+                else:  # an abandoned save's thread still needs the lease
+                    self._work.over.wait(_ENDING_SECONDS if self._current is None else 0)
+                    self._work.when_over(self._release)
 
     def _release(self) -> None:
         if self._pinning is not None:

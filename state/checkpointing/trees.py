@@ -29,7 +29,6 @@ __all__ = [
     "nest",
     "paths",
     "unflatten",
-    "unnest",
 ]
 
 
@@ -140,18 +139,6 @@ def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
             node = node.setdefault(folder, {})
         node[name] = leaf
     return root
-
-
-def unnest(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return leaves by path; the inverse of `nest`. Anything but a mapping is a leaf."""
-    leaves: dict[str, Any] = {}
-    for key, node in tree.items():
-        path = f"{prefix}{path_of((key,))}"
-        if isinstance(node, Mapping):
-            leaves.update(unnest(node, f"{path}/"))
-        else:
-            leaves[path] = node
-    return leaves
 
 
 class _Kind(Enum):

@@ -181,15 +181,15 @@ def save_items(args: Any, names: Collection[str] | None, is_single: bool | None)
     return SaveItems(trees, texts, iterators, values, custom_metadata, single)
 
 
-def _of_grain(name: str) -> tuple[type[Any], ...]:
-    """Return a class of Grain by name, for `isinstance`; empty if Grain is not imported."""
+def _grain_handlers() -> tuple[type[Any], ...]:
+    """Return Grain's checkpoint handler, for `isinstance`; empty if Grain is not imported."""
     module = sys.modules.get("grain.checkpoint")
-    return () if module is None else (getattr(module, name),)
+    return () if module is None else (module.CheckpointHandler,)
 
 
 def _is_of_grain(item_args: Any, *, saving: bool) -> bool:
     """Return True for arguments of Grain's handler or of a subclass of it."""
-    handlers = _of_grain("CheckpointHandler")
+    handlers = _grain_handlers()
     if not handlers or not isinstance(item_args, ocp.args.CheckpointArgs):
         return False
     try:
@@ -365,7 +365,7 @@ def kinds_of(handlers: Mapping[str, Any]) -> dict[str, Kind | None]:
     problems = []
     for name, entry in handlers.items():
         handler = getattr(entry, "handler", entry)  # a checkpointer has one
-        if handler is None or isinstance(handler, _of_grain("CheckpointHandler")):
+        if handler is None or isinstance(handler, _grain_handlers()):
             kinds[name] = None
             continue
         kind = next((kind for cls, kind in _HANDLERS.items() if isinstance(handler, cls)), None)

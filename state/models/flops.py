@@ -176,8 +176,12 @@ def _outputs(equation: Any) -> int:
     return int(prod(equation.outvars[0].aval.shape))
 
 
-def _dot_general(equation: Any) -> int:
-    (contracted, _), _ = equation.params["dimension_numbers"]
+def _dot(equation: Any) -> int:
+    ragged = equation.params.get("ragged_dot_dimension_numbers")
+    numbers = (
+        equation.params["dimension_numbers"] if ragged is None else ragged.dot_dimension_numbers
+    )
+    (contracted, _), _ = numbers
     left = equation.invars[0].aval.shape
     return 2 * _outputs(equation) * int(prod(left[axis] for axis in contracted))
 
@@ -189,15 +193,8 @@ def _convolution(equation: Any) -> int:
     return 2 * _outputs(equation) * each
 
 
-def _ragged_dot(equation: Any) -> int:
-    numbers = equation.params["ragged_dot_dimension_numbers"]
-    (contracted, _), _ = numbers.dot_dimension_numbers
-    left = equation.invars[0].aval.shape
-    return 2 * _outputs(equation) * int(prod(left[axis] for axis in contracted))
-
-
 _PRODUCTS: dict[str, Callable[[Any], int]] = {
-    "dot_general": _dot_general,
+    "dot_general": _dot,
     "conv_general_dilated": _convolution,
-    "ragged_dot_general": _ragged_dot,
+    "ragged_dot_general": _dot,
 }

@@ -90,6 +90,12 @@ def explain_optimizer(
         nbytes = leaf_bytes(named.leaf)
         shape = tuple(np.shape(named.leaf))
         part = prod(sharding.shard_shape(shape)) / max(prod(shape), 1)
+        parameter = None if place.parameter is None else place.parameter.sharding
+        is_meant_whole = isinstance(parameter, NamedSharding) and parameter.is_fully_replicated
+        is_large_and_whole = prod(shape) >= LARGE_LEAF_ELEMENTS and sharding.is_fully_replicated
+        unmatched = None
+        if is_large_and_whole and not is_meant_whole and mesh.size > 1:
+            unmatched = f"large, and whole on every device of {mesh_text(mesh)} (shape {shape})"
         explained.append(
             LeafPlacement(
                 path=f"optimizer/{named.readable_path}",
@@ -99,19 +105,10 @@ def explain_optimizer(
                 spec=sharding.spec,
                 nbytes=nbytes,
                 bytes_per_device=round(nbytes * part),
-                unmatched=_unmatched(place, shape, mesh),
+                unmatched=unmatched,
             )
         )
     return tuple(explained)
-
-
-def _unmatched(place: _Placement, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> str | None:
-    parameter = None if place.parameter is None else place.parameter.sharding
-    split = not isinstance(parameter, NamedSharding) or not parameter.is_fully_replicated
-    whole = place.sharding is None or place.sharding.is_fully_replicated
-    if prod(shape) < LARGE_LEAF_ELEMENTS or not whole or not split or mesh.size == 1:
-        return None
-    return f"large, and whole on every device of {mesh_text(mesh)} (shape {shape})"
 
 
 def _places(opt_state: Any, params: Any) -> list[_Placement]:

@@ -257,7 +257,11 @@ def _write_file(
             prints: list[int] = []
             yield from _encoded(shard, file, digests, prints)
             refs[shard.key] = ValueRef(name, start, file.size - start)
-            boxes[shard.key] = (shard.path, _digested_box(shard, digests))
+            counts, origin = _counts(shard), shard.origin
+            if shard.packed is not None:
+                origin = unpacked_shape(origin, shard.packed[1])
+            grid = np.array(digests, np.uint64).reshape(counts)
+            boxes[shard.key] = (shard.path, DigestedBox(origin, counts, grid))
             if shard.fingerprinted:
                 fingerprints[shard.key] = tuple(prints)
 
@@ -357,12 +361,6 @@ def has_fingerprints(shard: ShardToWrite, expected: Fingerprints) -> bool:
         fingerprint(bytes_of(np.ascontiguousarray(part))) == recorded
         for (_, part), recorded in zip(_placed_chunks(shard), expected, strict=True)
     )
-
-
-def _digested_box(shard: ShardToWrite, digests: list[int]) -> DigestedBox:
-    counts = _counts(shard)
-    origin = shard.origin if shard.packed is None else unpacked_shape(shard.origin, shard.packed[1])
-    return DigestedBox(origin, counts, np.array(digests, np.uint64).reshape(counts))
 
 
 def _counts(shard: ShardToWrite) -> tuple[int, ...]:

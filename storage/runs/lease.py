@@ -164,11 +164,9 @@ def begin_attempt(
     *,
     writer: str,
     base_step: Kept | Callable[[], Kept],
-    overwrites: int | None = None,
     clock: Clock = utc_now,
     ttl: float = LEASE_TTL_SECONDS,
     instance: str = "",
-    before: Attempt | None = None,
     ends: int | None = None,
 ) -> Attempt:
     """Start an attempt as `start_attempt` does, record it in the lease, and return it."""
@@ -176,11 +174,9 @@ def begin_attempt(
         objects,
         writer=writer,
         base_step=base_step,
-        overwrites=overwrites,
         clock=clock,
         ttl=ttl,
         instance=instance,
-        before=before,
         ends=ends,
     )
     try:

@@ -116,7 +116,7 @@ def file_problem(record: ObjectRecord, checksum: FileChecksum) -> str | None:
     """Return the problem with a file of a step, in one line; None if it is what was saved."""
     if checksum.size != record.size:
         return f"{record.name}: {checksum.size} bytes, {record.size} expected"
-    if checksum.crc32c is not None and record.crc32c != checksum.crc32c:
+    if checksum.crc32c != record.crc32c:
         return f"{record.name}: crc32c {checksum.crc32c}, {record.crc32c} expected"
     if record.content not in (None, checksum.content):
         return f"{record.name}: {checksum.content}, {record.content} expected"

@@ -8,7 +8,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, TypeVar
@@ -50,13 +50,13 @@ class FileChecksum(NamedTuple):
     Attributes:
         name: path relative to the folder.
         size: bytes that were read.
-        crc32c: eight hexadecimal digits; None if not requested.
+        crc32c: eight hexadecimal digits.
         content: content sum, as `ContentSum.text` returns it.
     """
 
     name: str
     size: int
-    crc32c: str | None
+    crc32c: str
     content: str
 
 
@@ -67,7 +67,7 @@ def read_file(files: Files, name: str) -> FileChecksum:
         NotFoundError: there is no such file.
         StoreUnavailableError: the store gives no answer.
     """
-    return _Reader(files, _Meter(), on_disk=files.uri.scheme == "file").read(name, with_crc=True)
+    return _Reader(files, _Meter(), on_disk=files.uri.scheme == "file").read(name)
 
 
 def read_files(
@@ -75,7 +75,6 @@ def read_files(
     names: Iterable[str],
     *,
     threads: int | None = None,
-    content_only: Collection[str] = (),
     past_cache: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[FileChecksum]:
@@ -85,7 +84,6 @@ def read_files(
         folder: folder of the files.
         names: paths relative to it; largest files first makes the best use of the threads.
         threads: number of concurrent reads; None: a number that suits the store.
-        content_only: names of files that need no crc32c, which costs as much as reading them.
         past_cache: whether to read from the disk, not from the page cache; ignored in other stores.
         progress: called regularly, in the caller's thread, with the bytes read since its last call;
             an exception from it ends the reading.
@@ -107,7 +105,7 @@ def read_files(
     def read(name: str) -> FileChecksum:
         reader = readers.get()
         try:
-            return reader.read(name, with_crc=name not in content_only)
+            return reader.read(name)
         finally:
             readers.put(reader)
 
@@ -208,14 +206,12 @@ class _Reader:
         self._on_disk = on_disk
         self._past_cache = past_cache
 
-    def read(self, name: str, *, with_crc: bool) -> FileChecksum:
+    def read(self, name: str) -> FileChecksum:
         size, crc, content = 0, 0, ContentSum()
         for block in self._blocks(name, 0, sys.maxsize):
-            size += len(block)
-            if with_crc:
-                crc = google_crc32c.extend(crc, block)
+            size, crc = size + len(block), google_crc32c.extend(crc, block)
             content.update(block)
-        return FileChecksum(name, size, f"{crc:08x}" if with_crc else None, content.text())
+        return FileChecksum(name, size, f"{crc:08x}", content.text())
 
     def read_part(self, name: str, start: int, end: int) -> tuple[int, int]:
         """Return the number of bytes between `start` and `end`, and their crc32c."""

@@ -84,7 +84,9 @@ class DirectWrites:
         while len(left):
             if self._filled == len(self._into):
                 self._send()
-                self._into = self._buffer()
+                while self._free.empty():
+                    self._writes.popleft().result()
+                self._into = self._free.get()
             into = np.frombuffer(self._into, np.uint8)[self._filled :]
             count = min(len(left), len(into))
             into[:count], left = left[:count], left[count:]
@@ -125,12 +127,6 @@ class DirectWrites:
             self._writing.shutdown(cancel_futures=True)
         self._reading.shutdown(cancel_futures=True)
         self._buffers.close()
-
-    def _buffer(self) -> memoryview:
-        """Return a free buffer, after a wait for a write if there is none."""
-        while self._free.empty():
-            self._writes.popleft().result()
-        return self._free.get()
 
     def _send(self) -> None:
         """Pass the filled part of the buffer to the writing thread."""
