@@ -14,12 +14,20 @@ _NUMBERS = itertools.count(1)
 STORES = ("file", "gcs")
 """Kinds of stores that hold checkpoints."""
 
-IN_TURN = {"some_root_uri": STORES, "some_objects": ("file", "memory", "gcs")}
-"""Fixtures of what is the same in all stores: each test runs on one, in the long run on all."""
+DATABASES = ("sqlite", "postgresql")
+"""Kinds of databases that a control plane keeps its catalog in."""
+
+IN_TURN = {
+    "some_root_uri": STORES,
+    "some_objects": ("file", "memory", "gcs"),
+    "some_database_url": DATABASES,
+}
+"""Fixtures of what is the same in all stores, or in both databases: each test runs on one of them,
+in the long run on all."""
 
 
 def pytest_generate_tests(metafunc):
-    """Give each test one kind of store, by its name, so that a file goes through all of them."""
+    """Give each test one kind, by its name, so that a file goes through all of them."""
     for fixture, kinds in IN_TURN.items():
         give_in_turn(metafunc, fixture, kinds)
 

@@ -24,7 +24,7 @@ LONG = {"names": [[name] for name in VERBS], "kinds": None, "every": 1}
 SHORT = {
     "names": [["delete step"]],
     "kinds": {CHANGE: [errno.EIO, KILL], READ: [errno.EIO]},
-    "every": 19,
+    "every": 43,
 }
 PLAN = LONG if report.is_long() else SHORT
 

@@ -28,7 +28,7 @@ def _settled():
     gc.collect()
 
 
-@pytest.mark.parametrize("store", ["file", "gcs"])
+@pytest.mark.parametrize("store", ["file", "gcs"] if report.is_long() else ["gcs"])
 def test_a_fork_killed_at_any_moment_is_repeated_and_is_the_step_bit_by_bit(
     store, tmp_path, request
 ):

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from cairn import Settings, create_app
 from tests.service.databases import PostgreSQL, running_postgresql
 from tests.service.migrated import made_anew, made_once
+from tests.stores import DATABASES
 
 BASE_URL = "http://127.0.0.1:8321"
 PEER = ("127.0.0.1", 50000)
@@ -34,13 +35,23 @@ def postgresql() -> Iterator[PostgreSQL]:
         yield server
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of an empty database, of either kind."""
+def _database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/catalog.sqlite"
     server: PostgreSQL = request.getfixturevalue("postgresql")
     return server.create()
+
+
+@pytest.fixture(params=DATABASES)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of an empty database, of either kind."""
+    return _database_url(request, tmp_path)
+
+
+@pytest.fixture
+def some_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of an empty database, of one kind; of both in the long run."""
+    return _database_url(request, tmp_path)
 
 
 @pytest.fixture

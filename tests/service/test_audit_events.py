@@ -14,9 +14,9 @@ CHECKPOINTS = "/v1/roots/default/runs/run/checkpoints"
 
 
 @pytest.fixture
-def http(database_url, root, tmp_path):
+def http(some_database_url, root, tmp_path):
     settings = Settings(
-        root=str(root), data_dir=tmp_path / "data", database_url=database_url, scan_seconds=0
+        root=str(root), data_dir=tmp_path / "data", database_url=some_database_url, scan_seconds=0
     )
     with TestClient(create_app(settings, jobs=False), BASE_URL, client=PEER) as client:
         yield client
@@ -53,8 +53,8 @@ def begin(catalog, action, **values):
 
 
 @pytest.fixture
-def trail(http, database_url):
-    catalog = Catalog.open(database_url)
+def trail(http, some_database_url):
+    catalog = Catalog.open(some_database_url)
     begin(catalog, "alias.promote").complete()
     begin(catalog, "alias.promote", run="other").complete("refused")
     begin(catalog, "alias.delete", actor="bo", root="second").complete("failed")
@@ -96,8 +96,8 @@ def test_entries_before_and_after_a_time_are_all(http, trail):
     assert len(earlier) == 2
 
 
-def test_pages_are_right_while_others_are_entered(http, trail, database_url):
-    catalog = Catalog.open(database_url)
+def test_pages_are_right_while_others_are_entered(http, trail, some_database_url):
+    catalog = Catalog.open(some_database_url)
     seen = events(http, size=1, between=lambda: begin(catalog, "alias.promote").complete())
     catalog.close()
     assert seen == trail

@@ -35,11 +35,15 @@ from tests.service.stores import (
     publish,
     trash,
 )
+from tests.stores import DATABASES
+
+BOTH = pytest.mark.parametrize("some_database_url", DATABASES, indirect=True)
+"""Where the databases differ: tables, references, and how many rows a statement takes."""
 
 
 @pytest.fixture
-def catalog(database_url):
-    catalog = Catalog.open(database_url)
+def catalog(some_database_url):
+    catalog = Catalog.open(some_database_url)
     yield catalog
     catalog.close()
 
@@ -115,6 +119,7 @@ def test_a_run_that_has_lost_its_record_stays_in_the_catalog_and_is_named(
     assert "run/run.json: expected the record that a run begins with" in caplog.text
 
 
+@BOTH
 def test_rebuild_keeps_the_audit_trail_and_drops_what_is_gone(index, catalog, root):
     run = make_run(root / "run", [1, 2])
     make_run(root / "gone", [1])
@@ -145,12 +150,14 @@ def test_rebuild_mends_rows_that_say_other_than_the_store(index, catalog, root):
 
 
 @pytest.mark.usefixtures("migrations")
+@BOTH
 def test_models_are_what_the_migrations_make(catalog):
     with catalog.engine.connect() as connection:
         command.check(migrate.configuration(connection))
 
 
 @pytest.mark.usefixtures("migrations")
+@BOTH
 def test_migrations_go_down_and_up_again(catalog):
     with catalog.engine.begin() as connection:
         command.downgrade(migrate.configuration(connection), "base")
@@ -356,6 +363,7 @@ def test_manifest_that_no_database_could_hold_is_left_out(index, root, change, c
     assert "manifests/3.1.json" in caplog.text
 
 
+@BOTH
 def test_large_run_is_indexed_whole(index, catalog, root):
     run = make_run(root / "run", [0])
     manifest = run.manifest(run.step(0))
@@ -421,11 +429,13 @@ def test_run_indexed_while_a_root_is_listed_stays(index, root, monkeypatch):
         assert rows.find_run(session, "default", "new") is not None
 
 
-def test_older_state_written_by_another_process_is_mended(index, root, monkeypatch, database_url):
+def test_older_state_written_by_another_process_is_mended(
+    index, root, monkeypatch, some_database_url
+):
     """A slow `cairn index rebuild` on the database of a running server."""
     run = make_run(root / "run", [1])
     index.refresh_run("default", run)
-    other, take_snapshot = Index(Catalog.open(database_url)), refresh.take_snapshot
+    other, take_snapshot = Index(Catalog.open(some_database_url)), refresh.take_snapshot
     with monkeypatch.context() as patched:
 
         def slow_snapshot(*args):

@@ -21,11 +21,11 @@ CREATE = {"If-None-Match": "*"}
 
 
 @pytest.fixture
-def served(root, tmp_path, database_url):
-    """A control plane over a run that it knows, on either database."""
+def served(root, tmp_path, some_database_url):
+    """A control plane over a run that it knows."""
     make_run(root / "run", [1])
     settings = Settings(
-        root=str(root), data_dir=tmp_path / "data", database_url=database_url, scan_seconds=0
+        root=str(root), data_dir=tmp_path / "data", database_url=some_database_url, scan_seconds=0
     )
     app = create_app(settings, jobs=False)
     with TestClient(app, base_url=BASE_URL, client=PEER) as http:

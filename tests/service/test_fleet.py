@@ -27,8 +27,9 @@ from tests.service.stores import add_steps, make_run, publish
 
 SERVE = ("-m", "cairn.service.command.cli", "serve", "--no-worker", "--port")
 WORK = ("-m", "cairn.service.command.cli", "worker", "--name")
-CONVERTS = trials(short=8, long=60)  # each process is killed once meanwhile, and maybe later
-LISTS = trials(short=400, long=4000)
+CONVERTS = trials(short=4, long=60)  # each process is killed once meanwhile, and maybe later
+BETWEEN_KILLS = trials(short=1, long=2)
+LISTS = trials(short=200, long=4000)
 PATIENCE = 120.0
 
 
@@ -134,8 +135,8 @@ def test_every_conversion_is_done_once_and_right_whoever_is_killed_meanwhile(fle
         )
         assert answer.status_code == 202, answer.text
         operations[step] = answer.json()["id"]
-        if step % 2 == 0:
-            fleet.kill(step // 2 % len(fleet.processes))
+        if step % BETWEEN_KILLS == 0:
+            fleet.kill(step // BETWEEN_KILLS % len(fleet.processes))
 
     def states():
         return [
@@ -143,7 +144,7 @@ def test_every_conversion_is_done_once_and_right_whoever_is_killed_meanwhile(fle
             for one in operations.values()
         ]
 
-    for number in (2, 3, 0, 1)[: trials(short=1, long=4)]:  # once more, while the rest is done
+    for number in (2, 3, 0, 1)[: trials(short=0, long=4)]:  # once more, while the rest is done
         if all(state == "succeeded" for state in states()):
             break
         fleet.kill(number)

@@ -1,4 +1,7 @@
-"""Lists that are searched, on both databases: what is found, in what order, page by page."""
+"""Lists that are searched, on both databases: what is found, in what order, page by page.
+
+`make faults` has every test on both, and more examples.
+"""
 
 import base64
 import itertools
@@ -19,17 +22,21 @@ from cairn.service.filters.fields import CHECKPOINT_FIELDS
 from cairn.service.filters.search import Search
 from cairn.service.schemas import Checkpoint
 from cairn.storage.runs.annotate import note_verified
+from tests.faults.report import trials
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.filters.expressions import KEYS, NUMBERS, TEXTS, filters, holds
 from tests.service.stores import add_steps, annotate, begin_saving, make_run, publish, trash
+from tests.stores import DATABASES
 
 RUN = "/v1/roots/default/runs/run"
 CHECKPOINTS = f"{RUN}/checkpoints"
-FEW = settings(max_examples=15)  # each reads many pages
+FEW = settings(max_examples=trials(short=15, long=100))  # each reads many pages
 BAD = (math.nan, math.inf, -math.inf)
+BOTH = pytest.mark.parametrize("some_database_url", DATABASES, indirect=True)
+"""Where the databases differ: how they compare, and what a column or a statement holds."""
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=DATABASES)
 def served(request, tmp_path_factory):
     """A run whose steps have labels and metrics of every kind, behind a server."""
     folder = tmp_path_factory.mktemp("searched")
@@ -96,7 +103,7 @@ def key(entry):
     return entry["step"], entry["attempt"]
 
 
-@settings(max_examples=50)  # on each database
+@settings(max_examples=trials(short=30, long=300))  # on each database
 @given(filters)
 def test_filter_lets_through_what_it_says(served, every, expression):
     if len(str(expression)) > 2000:
@@ -180,9 +187,9 @@ def test_runs_are_searched(served):
 
 
 @pytest.fixture
-def http(database_url, root, tmp_path):
+def http(some_database_url, root, tmp_path):
     settings = Settings(
-        root=str(root), data_dir=tmp_path / "data", database_url=database_url, scan_seconds=0
+        root=str(root), data_dir=tmp_path / "data", database_url=some_database_url, scan_seconds=0
     )
     with TestClient(create_app(settings, jobs=False), BASE_URL, client=PEER) as client:
         yield client
@@ -300,6 +307,7 @@ def test_pages_are_right_while_another_thread_publishes_deletes_and_annotates(ht
     assert failures == []
 
 
+@BOTH
 @pytest.mark.parametrize("field", ["labels", "metrics"])
 def test_names_and_texts_of_a_filter_are_never_sql(http, root, field):
     make_run(root / "run", [1, 2])
@@ -320,6 +328,7 @@ def test_names_and_texts_of_a_filter_are_never_sql(http, root, field):
     assert steps(http) == [2, 1]
 
 
+@BOTH
 def test_text_beyond_what_a_column_holds_equals_nothing(http, root):
     name = "r" * 128
     make_run(root / name)
@@ -330,6 +339,7 @@ def test_text_beyond_what_a_column_holds_equals_nothing(http, root):
     assert pages(http, "/v1/runs", filter=f"aliases:{'a' * 200}") == []
 
 
+@BOTH
 def test_labels_with_odd_characters_keep_no_list_from_being_searched(http, root):
     run = make_run(root / "run", [1, 2, 3])
     annotate(run, 1, labels={"stage": "final", "note": "a\0b", "x\0y": "z"})
@@ -364,6 +374,7 @@ def test_what_can_not_be_read_is_refused_with_its_place(http, root, parameters, 
     assert complaint in answer.json()["detail"]
 
 
+@BOTH
 def test_moments_are_compared_to_the_microsecond_in_any_zone(http, root):
     run = make_run(root / "run", [1])
     created = datetime.fromisoformat(http.get(f"{CHECKPOINTS}/1").json()["created"])
@@ -378,6 +389,7 @@ def test_moments_are_compared_to_the_microsecond_in_any_zone(http, root):
     assert run.uri.name == "run"
 
 
+@BOTH
 def test_the_largest_searches_are_answered(http, root):
     run = make_run(root / "run", [1, 2])
     annotate(run, 2, metrics={"loss": 0.5})

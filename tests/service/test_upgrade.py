@@ -4,6 +4,7 @@ import json
 import re
 import sqlite3
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -68,11 +69,21 @@ def doctor_says(url):
     return found["outcome"], found["found"]
 
 
+def beside(database_url, folder):
+    """Where the jobs are kept of a server with that catalog."""
+    if make_url(database_url).get_backend_name() == "sqlite":
+        return f"sqlite:///{folder}/jobs.sqlite"
+    return database_url
+
+
 @pytest.fixture
 def jobs_url(database_url, tmp_path):
-    if make_url(database_url).get_backend_name() == "sqlite":
-        return f"sqlite:///{tmp_path}/jobs.sqlite"
-    return database_url
+    return beside(database_url, tmp_path)
+
+
+@pytest.fixture
+def some_jobs_url(some_database_url, tmp_path):
+    return beside(some_database_url, tmp_path)
 
 
 def test_upgrade_says_what_it_did_and_can_be_asked_for_again(database_url, jobs_url, tmp_path):
@@ -100,15 +111,15 @@ def test_two_upgrades_at_once_are_one(database_url, tmp_path):
     assert {after for _, after in done} == {"9999"}
 
 
-def test_a_newer_database_is_refused_and_left_alone(database_url, jobs_url, tmp_path):
-    catalog = Catalog.open(database_url)
+def test_a_newer_database_is_refused_and_left_alone(some_database_url, some_jobs_url, tmp_path):
+    catalog = Catalog.open(some_database_url)
     with catalog.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     catalog.close()
-    said = upgrade(database_url, jobs_url, tmp_path)
+    said = upgrade(some_database_url, some_jobs_url, tmp_path)
     assert (said.returncode, said.stdout) == (1, "")
     assert "made by a newer Cairn" in said.stderr
-    assert revision_of(database_url)[0] == "9999"
+    assert revision_of(some_database_url)[0] == "9999"
 
 
 def test_a_server_upgrades_its_own_sqlite_and_no_postgresql_that_others_use(
@@ -178,7 +189,7 @@ def test_a_server_goes_on_while_and_after_the_catalog_is_upgraded_below_it(
     with TestClient(create_app(settings, jobs=False), base_url=BASE_URL, client=PEER) as http:
 
         def list_again():
-            while not over.is_set():
+            while not over.wait(0.01):
                 statuses.append(http.get("/v1/runs?refresh=true").status_code)
                 statuses.append(http.get("/v1/roots/default/runs/run/checkpoints").status_code)
 
@@ -187,11 +198,13 @@ def test_a_server_goes_on_while_and_after_the_catalog_is_upgraded_below_it(
         try:
             while len(statuses) < 20:  # every statement has been prepared by the driver
                 assert thread.is_alive()
+                time.sleep(0.01)
             _, known = revision_of(database_url)
             assert upgraded_by_a_version_to_come(database_url, tmp_path) == (known, "9999")
             so_far = len(statuses)
             while len(statuses) < so_far + 20:
                 assert thread.is_alive()
+                time.sleep(0.01)
         finally:
             over.set()
             thread.join()
@@ -205,15 +218,15 @@ def test_a_server_goes_on_while_and_after_the_catalog_is_upgraded_below_it(
 
 @pytest.mark.parametrize("auto_upgrade", [False, True])
 def test_a_server_that_is_started_anew_works_with_a_catalog_that_a_newer_version_left_it(
-    database_url, jobs_url, root, tmp_path, auto_upgrade
+    some_database_url, some_jobs_url, root, tmp_path, auto_upgrade
 ):
     make_run(root / "run", [1, 2])
-    Catalog.open(database_url).close()
-    _, known = revision_of(database_url)
+    Catalog.open(some_database_url).close()
+    _, known = revision_of(some_database_url)
     says = f"works_with = {known!r}"
-    assert upgraded_by_a_version_to_come(database_url, tmp_path, says=says) == (known, "9999")
+    assert upgraded_by_a_version_to_come(some_database_url, tmp_path, says=says) == (known, "9999")
     given = {"root": str(root), "data_dir": tmp_path / "data", "scan_seconds": 0}
-    settings = Settings(**given, database_url=database_url, auto_upgrade=auto_upgrade)
+    settings = Settings(**given, database_url=some_database_url, auto_upgrade=auto_upgrade)
     for _ in range(2):
         with TestClient(create_app(settings, jobs=False), base_url=BASE_URL, client=PEER) as http:
             assert len(http.get("/v1/runs?refresh=true").json()["runs"]) == 1
@@ -223,10 +236,10 @@ def test_a_server_that_is_started_anew_works_with_a_catalog_that_a_newer_version
                 one["alias"]
                 for one in http.get("/v1/roots/default/runs/run/aliases").json()["aliases"]
             ] == ["best"]
-    said = upgrade(database_url, jobs_url, tmp_path)
+    said = upgrade(some_database_url, some_jobs_url, tmp_path)
     assert said.stdout.splitlines()[0] == "catalog: at revision 9999 already"
-    assert revision_of(database_url)[0] == "9999"
-    outcome, found = doctor_says(database_url)
+    assert revision_of(some_database_url)[0] == "9999"
+    outcome, found = doctor_says(some_database_url)
     assert outcome == "ok"
     assert f"tables of version 9999, with which this one, {known}, works" in found
 
@@ -237,22 +250,22 @@ def test_a_server_that_is_started_anew_works_with_a_catalog_that_a_newer_version
     ids=["that says nothing", "that says so", "one of whose migrations says so"],
 )
 def test_a_newer_catalog_that_this_version_cannot_work_with_is_refused(
-    database_url, tmp_path, says, before_it
+    some_database_url, tmp_path, says, before_it
 ):
-    Catalog.open(database_url).close()
-    _, known = revision_of(database_url)
+    Catalog.open(some_database_url).close()
+    _, known = revision_of(some_database_url)
     says = says.format(known=known)
-    upgraded_by_a_version_to_come(database_url, tmp_path, says=says, before_it=before_it)
+    upgraded_by_a_version_to_come(some_database_url, tmp_path, says=says, before_it=before_it)
     for open_it in (Catalog.open, partial(Catalog.open, auto_upgrade=False), upgrade_catalog):
         with pytest.raises(SettingsError, match="made by a newer Cairn"):
-            open_it(database_url)
-    assert revision_of(database_url)[0] == "9999"
-    assert doctor_says(database_url)[0] == "fail"
+            open_it(some_database_url)
+    assert revision_of(some_database_url)[0] == "9999"
+    assert doctor_says(some_database_url)[0] == "fail"
 
 
-def test_every_migration_says_which_older_version_works_with_what_it_leaves(database_url):
-    Catalog.open(database_url).close()
-    engine = create_engine(database_url)
+def test_every_migration_says_which_older_version_works_with_what_it_leaves(some_database_url):
+    Catalog.open(some_database_url).close()
+    engine = create_engine(some_database_url)
     with engine.connect() as connection:
         scripts = ScriptDirectory.from_config(migrate.configuration(connection))
         noted = migrate.works_with(connection, migrate.revisions(connection)[1])

@@ -1,6 +1,6 @@
 """Servers are killed at any moment and a receiver fails as it likes: no event is lost.
 
-`make faults` promotes a thousand times.
+`make faults` promotes a thousand times, over either database.
 """
 
 import os
@@ -154,7 +154,7 @@ def serving(root, data, database_url):
 
 @pytest.mark.timeout(3600 if is_long() else 300)
 def test_every_event_is_delivered_in_its_runs_order_or_visibly_given_up(
-    root, tmp_path, database_url
+    root, tmp_path, some_database_url
 ):
     chance = random.Random(seed())
     made = {run: make_run(root / run, STEPS) for run in RUNS}
@@ -165,7 +165,7 @@ def test_every_event_is_delivered_in_its_runs_order_or_visibly_given_up(
         return chance.choice((200, 200, 200, 500, 503))
 
     with ExitStack() as stack:
-        servers = stack.enter_context(serving(root, tmp_path / "data", database_url))
+        servers = stack.enter_context(serving(root, tmp_path / "data", some_database_url))
         receiver = stack.enter_context(receiving(decide))
         with Client(servers.url(0)) as client:
             kinds = ["alias.moved"]
