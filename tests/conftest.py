@@ -45,6 +45,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 from tests.faults.report import trials
+from tests.leases import stop_renewing
 from tests.lowering import share_contexts
 from tests.programs.program import SHARED
 
@@ -205,7 +206,9 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item, nextitem):
-    """What a file has left is looked through once: the whole is too much for each collection.
+    """Leases that a file's tests have left are renewed no more.
+
+    What a file has left is looked through once: the whole is too much for each collection.
 
     Memory is given back: a test's folder, once whatever the test has patched is as it was.
     """
@@ -214,6 +217,7 @@ def pytest_runtest_teardown(item, nextitem):
     if folder is not None and DISK in os.environ:
         shutil.rmtree(folder, ignore_errors=True)
     if nextitem is None or nextitem.path != item.path:
+        stop_renewing()
         gc.collect()
         gc.freeze()
     return done
