@@ -74,7 +74,12 @@ def refuse_unloadable(
     _refuse_other_class(model_class, type(own), type(loaded))
     graphdef = state.graphdef
     leaves, structure = jax.tree.flatten((state.graphstate, state.graphother))
-    abstract = [_abstract(leaf) for leaf in leaves]
+    abstract = [
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        if hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+        else leaf
+        for leaf in leaves
+    ]
     del leaves
 
     def build() -> None:
@@ -105,12 +110,6 @@ def _is_alike_elsewhere() -> bool:
     other.start()
     other.join()
     return len(traced) == 1
-
-
-def _abstract(leaf: Any) -> Any:
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    return leaf
 
 
 def _unloadable(model_class: type[Any], cause: Exception) -> ConfigError:

@@ -101,10 +101,17 @@ class NumberForms:
 
     def finished(self, restored: Any) -> Any:
         """Return the restored tree with the target's kinds of leaves: numbers or weak arrays."""
-        leaves = zip(jax.tree.leaves(restored), self._forms, strict=True)
-        return self._unflatten(
-            [leaf if form.like is None else _weak(leaf, form.like) for leaf, form in leaves]
-        )
+        leaves = []
+        for leaf, form in zip(jax.tree.leaves(restored), self._forms, strict=True):
+            like = form.like
+            if like is None:
+                leaves.append(leaf)
+            elif like.sharding is None or not getattr(like, "committed", True):
+                leaves.append(jnp.asarray(leaf))
+            else:
+                # The number: a local array of it can't be moved to devices of other processes.
+                leaves.append(jax.device_put(leaf, like.sharding))
+        return self._unflatten(leaves)
 
     def _unflatten(self, leaves: list[Any]) -> Any:
         return jax.tree.unflatten(jax.tree.structure(self._target), leaves)
@@ -173,9 +180,3 @@ def _takes(number: Any, record: LeafRecord) -> bool:
 
 def _any_weak(leaves: Sequence[Any]) -> bool:
     return any(map(_WEAK, arrays_among(leaves)))
-
-
-def _weak(number: Any, like: Any) -> Any:
-    # Pass the number, not an array: a local array can't be moved to devices of other processes.
-    free = like.sharding is None or not getattr(like, "committed", True)
-    return jnp.asarray(number) if free else jax.device_put(number, like.sharding)

@@ -289,11 +289,15 @@ def _leaves(
 ) -> tuple[list[LeafRecord], dict[str, list[DigestedBox]]]:
     """Return records of a tree's leaves, and the digests of their chunks by path."""
     infos = arrays.infos()
-    stored = [
-        _leaf(leaf_info)
-        for leaf_info in infos.values()
-        if leaf_info.chunks is not None and leaf_info.nbytes
-    ]
+    stored = []
+    for info in infos.values():
+        if info.chunks is None or not info.nbytes:
+            continue
+        counts = [-(-size // chunk) for size, chunk in zip(info.shape, info.chunks, strict=True)]
+        window = tuple(slice(0, size) for size in info.shape)
+        limit = max(1, READ_BYTES // max(1, info.dtype.itemsize))
+        leaf_boxes = chunk_boxes(window, info.chunks, limit) if info.shape else iter([()])
+        stored.append(_Leaf(info, np.zeros(counts, np.uint64), leaf_boxes))
     with ThreadPoolExecutor(_THREADS, "cairn-adopt") as pool:
         under_way: deque[Future[None]] = deque()
         try:
@@ -327,15 +331,6 @@ def _leaves(
         for path, leaf in by_path.items()
     }
     return records, boxes
-
-
-def _leaf(info: LeafInfo) -> _Leaf:
-    chunks = info.chunks or ()
-    counts = [-(-size // chunk) for size, chunk in zip(info.shape, chunks, strict=True)]
-    window = tuple(slice(0, size) for size in info.shape)
-    limit = max(1, READ_BYTES // max(1, info.dtype.itemsize))
-    boxes = chunk_boxes(window, chunks, limit) if info.shape else iter([()])
-    return _Leaf(info, np.zeros(counts, np.uint64), boxes)
 
 
 def _digest(arrays: ItemArrays, leaf: _Leaf, box: Box) -> None:

@@ -98,7 +98,13 @@ def find_garbage(run: Run, *, clock: Clock = utc_now) -> list[Garbage]:
     trash = [*_trash(run, now)]
     going = {(entry.step, entry.attempt) for entry in trash}
     exports = [entry for entry in _exports(run, now) if (entry.step, entry.attempt) not in going]
-    return _sized(run, [*trash, *_abandoned(run, _ended_attempts(run, now)), *exports])
+    garbage = [*trash, *_abandoned(run, _ended_attempts(run, now)), *exports]
+    places = [_places(entry) for entry in garbage]
+    if run.uri.scheme != "file":  # a bucket has no links, and listing the whole run would be slow
+        sizes = [sum(_bytes_below(run, name) for name in names) for names in places]
+    else:
+        sizes = _unlinked(run.files.usage(), places) if places else []
+    return [replace(entry, nbytes=size) for entry, size in zip(garbage, sizes, strict=True)]
 
 
 def collect_garbage(
@@ -294,17 +300,6 @@ def _end_dead_attempt(run: Run, *, by: str, clock: Clock) -> None:
             run.objects, writer=by, base_step=lambda: last_to_keep(run), clock=clock
         )
         release(run.objects, begun, clock=clock)
-
-
-def _sized(run: Run, garbage: list[Garbage]) -> list[Garbage]:
-    """Set the bytes of each entry of `garbage`."""
-    if run.uri.scheme != "file":  # a bucket has no links, and listing the whole run would be slow
-        sizes = [sum(_bytes_below(run, place) for place in _places(entry)) for entry in garbage]
-    else:
-        sizes = (
-            _unlinked(run.files.usage(), [_places(entry) for entry in garbage]) if garbage else []
-        )
-    return [replace(entry, nbytes=size) for entry, size in zip(garbage, sizes, strict=True)]
 
 
 def _places(garbage: Garbage) -> list[str]:

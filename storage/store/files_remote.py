@@ -27,8 +27,6 @@ __all__ = ["RemoteFiles", "UploadWriter"]
 _DISCARD_SECONDS = 5.0
 """Most seconds to try to cancel an upload in the store."""
 
-_PROTOCOLS = {"s3": "s3", "memory": "memory"}
-
 
 class RemoteFiles(Files):
     """`Files` over fsspec."""
@@ -40,7 +38,7 @@ class RemoteFiles(Files):
 
     def _connect(self) -> Any:
         try:
-            return fsspec.filesystem(_PROTOCOLS[self.uri.scheme], use_listings_cache=False)
+            return fsspec.filesystem(self.uri.scheme, use_listings_cache=False)
         except ImportError as exc:
             raise StoreUnavailableError(
                 "no way to speak to this store",

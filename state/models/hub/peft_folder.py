@@ -77,10 +77,15 @@ def write_adapter(
         )
     where = type(model).__name__
     leaves = {named.path: named.leaf for named in named_leaves(nnx.state(model, nnx.LoRAParam))}
+
+    def pair(kernel: str) -> Pair:
+        a, b = (gather_leaf(leaves[f"{kernel}_lora_{letter}"]) for letter in "ab")
+        return np.asarray(a), np.asarray(b)
+
     tensors, config = adapter_content(
         modules_of(model.config, _kernels(model), path=where),
         {path.removesuffix("_lora_a") for path in leaves if path.endswith("_lora_a")},
-        lambda kernel: _pair(leaves, kernel),
+        pair,
         rank=settings.rank,
         alpha=settings.alpha,
         task_type=_TASKS[model.model_task],
@@ -153,11 +158,6 @@ def read_adapter(
 def _kernels(model: Any) -> dict[str, Shape]:
     """Return the shape of every kernel that can have adapters, by path, quantized ones too."""
     return {f"{path}/kernel": tuple(layer.kernel.shape) for path, layer in adaptable_layers(model)}
-
-
-def _pair(leaves: Mapping[str, Any], kernel: str) -> Pair:
-    a, b = (gather_leaf(leaves[f"{kernel}_lora_{letter}"]) for letter in "ab")
-    return np.asarray(a), np.asarray(b)
 
 
 def _read_modules(
