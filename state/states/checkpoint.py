@@ -303,7 +303,7 @@ class StoredCheckpoint:
         for path in targets.keys() & stored.keys():
             leaf, record = targets[path], stored[path]
             same_dtype = dtype_name(leaf.dtype) == record.dtype or (
-                cast and _is_float(leaf.dtype) and _is_float_name(record.dtype)
+                cast and jnp.issubdtype(leaf.dtype, jnp.floating) and _is_float_name(record.dtype)
             )
             if tuple(leaf.shape) != tuple(record.shape) or not same_dtype:
                 problems.append(
@@ -332,16 +332,12 @@ class StoredCheckpoint:
 
 def stored_float(target: Any, record: LeafRecord) -> Any:
     """Return a leaf's stored dtype if it and the target's are floating; else the target's."""
-    floating = _is_float(target.dtype) and _is_float_name(record.dtype)
+    floating = jnp.issubdtype(target.dtype, jnp.floating) and _is_float_name(record.dtype)
     return dtype_named(record.dtype) if floating else target.dtype
 
 
-def _is_float(dtype: Any) -> bool:
-    return not is_key_dtype(dtype) and bool(jnp.issubdtype(dtype, jnp.floating))
-
-
 def _is_float_name(name: str) -> bool:
-    return not name.startswith("key<") and _is_float(dtype_named(name))
+    return not name.startswith("key<") and jnp.issubdtype(dtype_named(name), jnp.floating)
 
 
 def _text(leaf: Any) -> str:

@@ -29,6 +29,7 @@ __all__ = [
     "deadline_after",
     "deadline_seconds_left",
     "no_answer_error",
+    "set_outcome",
     "wait_for",
 ]
 
@@ -195,7 +196,9 @@ class WatchedCall(Generic[T]):
         self._path = path
         self._outcome: Future[T] = Future()
         self._began = time.monotonic()
-        threading.Thread(target=self._run, args=(call,), name="cairn-call", daemon=True).start()
+        threading.Thread(
+            target=set_outcome, args=(self._outcome, call), name="cairn-call", daemon=True
+        ).start()
 
     @property
     def is_running(self) -> bool:
@@ -219,11 +222,13 @@ class WatchedCall(Generic[T]):
                 raise no_answer_error(self._path, time.monotonic() - self._began)
         return self._outcome.result()
 
-    def _run(self, call: Callable[[], T]) -> None:
-        try:
-            self._outcome.set_result(call())
-        except BaseException as exc:
-            self._outcome.set_exception(exc)
+
+def set_outcome(future: Future[T], call: Callable[[], T]) -> None:
+    """Call a function, and set the future to what it returns or raises."""
+    try:
+        future.set_result(call())
+    except BaseException as exc:
+        future.set_exception(exc)
 
 
 def call_with_deadline(call: Callable[[], T], *, path: object) -> T:

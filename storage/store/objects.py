@@ -31,7 +31,7 @@ from cairn.storage.errors import (
 )
 from cairn.storage.store import bounds
 from cairn.storage.store.bounds import Oversized, bound_of, check_writable
-from cairn.storage.store.deadlines import Progress, no_answer_error, wait_for
+from cairn.storage.store.deadlines import Progress, no_answer_error, set_outcome, wait_for
 from cairn.storage.store.disk.confinement import (
     HAS_PATH_HANDLES,
     PathHandle,
@@ -220,14 +220,14 @@ class ObjectStore:
         futures: list[Future[Any]] = []
         for call in calls[1:]:  # no pool: a pool refuses work at exit
             future: Future[Any] = Future()
-            arguments = (_call, future, call)
+            arguments = (set_outcome, future, call)
             threading.Thread(
                 target=copy_context().run, args=arguments, name="cairn-at-once", daemon=True
             ).start()
             futures.append(future)
         first: Future[Any] = Future()
         try:
-            _call(first, calls[0])
+            set_outcome(first, calls[0])
         finally:
             wait(futures)
         return [future.result() for future in (first, *futures)]
@@ -717,16 +717,7 @@ class ObjectStore:
 
         Does not walk below it. The keys are full ones, which start with `prefix`.
         """
-        folder = f"{prefix.removesuffix('/')}/"
-        if self.uri.scheme not in ("file", "gs"):  # no checkpoints there: a full listing is small
-            return [name for name in self.list(folder) if "/" not in name[len(folder) :]]
-        if self.uri.scheme == "file":
-            entries = LocalFiles(self.uri).list(folder)
-            return [f"{folder}{entry.name}" for entry in entries if not entry.is_dir]
-        root = f"{self.uri.path}/" if self.uri.path else ""
-        pages = self._pages(f"{root}{folder}", delimiter="/")
-        names = (item["name"][len(root) :] for page in pages for item in page.get("items", ()))
-        return sorted(name for name in names if not name.endswith("/"))
+        return self.entries(prefix)[0]
 
     def etags(self, prefix: str) -> dict[str, str | None]:
         """Return stamps of the objects directly in a folder, which change whenever they do.
@@ -746,19 +737,10 @@ class ObjectStore:
             return {f"{folder}{name}": stamp for name, stamp in etags.items()}
         if self.uri.scheme != "gs":
             return dict.fromkeys(self.children(folder))
-        root = f"{self.uri.path}/" if self.uri.path else ""
-        pages = self._pages(f"{root}{folder}", delimiter="/")
-        items = {
-            item["name"][len(root) :]: item for page in pages for item in page.get("items", ())
-        }
-        return {
-            name: str(item["generation"])
-            for name, item in sorted(items.items())
-            if not name.endswith("/")
-        }
+        return {**self._listed_folder(folder)[0]}
 
     def entries(self, prefix: str) -> tuple[builtins.list[str], builtins.list[str]]:
-        """Return (`children`, `folders`), from a single listing where the store can."""
+        """Return (`children`, `folders`), from a single listing."""
         folder = f"{prefix.removesuffix('/')}/"
         if self.uri.scheme == "file":
             entries = LocalFiles(self.uri).list(folder)
@@ -767,33 +749,32 @@ class ObjectStore:
                 for kind in (False, True)
             )
             return files, folders
-        if self.uri.scheme != "gs":
-            return self.children(folder), self.folders(folder)
+        if self.uri.scheme == "gs":
+            generations, folders = self._listed_folder(folder)
+            return [*generations], folders
+        names = self.list(folder)  # no checkpoints there: a full listing is small
+        start = len(folder)
+        below = {name[: name.index("/", start)] for name in names if "/" in name[start:]}
+        return [name for name in names if "/" not in name[start:]], sorted(below)
+
+    def _listed_folder(self, folder: str) -> tuple[dict[str, str], builtins.list[str]]:
+        """Return a bucket folder's own objects -> generation, and its folders; both sorted."""
         root = f"{self.uri.path}/" if self.uri.path else ""
-        pages = [*self._pages(f"{root}{folder}", delimiter="/")]
-        names = (item["name"][len(root) :] for page in pages for item in page.get("items", ()))
-        below = {name[len(root) :] for page in pages for name in page.get("prefixes", ())}
-        return (
-            sorted(name for name in names if not name.endswith("/")),
-            sorted(name.removesuffix("/") for name in below),
-        )
+        generations: dict[str, str] = {}
+        folders: set[str] = set()
+        for page in self._pages(f"{root}{folder}", delimiter="/"):
+            for item in page.get("items", ()):
+                if not item["name"].endswith("/"):
+                    generations[item["name"][len(root) :]] = str(item["generation"])
+            folders |= {name[len(root) :].removesuffix("/") for name in page.get("prefixes", ())}
+        return dict(sorted(generations.items())), sorted(folders)
 
     def folders(self, prefix: str) -> builtins.list[str]:
         """Return the folders directly in the folder `prefix`, sorted, without "/" at the end.
 
         The names are full paths, which start with `prefix`.
         """
-        folder = f"{prefix.removesuffix('/')}/"
-        if self.uri.scheme == "file":
-            entries = LocalFiles(self.uri).list(folder)
-            return [f"{folder}{entry.name}" for entry in entries if entry.is_dir]
-        if self.uri.scheme == "gs":
-            root = f"{self.uri.path}/" if self.uri.path else ""
-            pages = self._pages(f"{root}{folder}", delimiter="/")
-            prefixes = {name[len(root) :] for page in pages for name in page.get("prefixes", ())}
-            return sorted(name.removesuffix("/") for name in prefixes)
-        below = {name[len(folder) :].partition("/") for name in self.list(folder)}
-        return sorted({f"{folder}{name}" for name, slash, _ in below if slash})
+        return self.entries(prefix)[1]
 
     def delete_prefix(self, prefix: str) -> None:
         """Remove all keys that start with `prefix`, which must not be empty.
@@ -823,13 +804,6 @@ class ObjectStore:
                 raise no_answer_error(f"{self.uri}/{key}", time.monotonic() - began, found) from exc
             except (ValueError, OSError) as exc:
                 raise translate_error(exc, path=f"{self.uri}/{key}") from exc
-
-
-def _call(future: Future[Any], call: Callable[[], Any]) -> None:
-    try:
-        future.set_result(call())
-    except BaseException as exc:
-        future.set_exception(exc)
 
 
 def _range(prefix: str) -> ts.KvStore.KeyRange:

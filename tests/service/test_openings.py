@@ -275,10 +275,8 @@ OPENINGS: Final = {
         "ObjectStore.__init__: kvstore_spec": JUDGES,
         "ObjectStore.__init__: ts.KvStore.open": JUDGES,
         "ObjectStore.open: parse_uri": JUDGES,
-        "ObjectStore.children: LocalFiles": JUDGES,
         "ObjectStore.etags: LocalFiles": JUDGES,
         "ObjectStore.entries: LocalFiles": JUDGES,
-        "ObjectStore.folders: LocalFiles": JUDGES,
     },
     "storage/store/open_files.py": {
         "open_files: parse_uri": JUDGES,

@@ -26,6 +26,7 @@ from cairn.state.checkpointing.processes.exchange import (
 )
 from cairn.state.checkpointing.processes.straggler_log import StragglerLog
 from cairn.storage.errors import LateProcessError, SaveError
+from cairn.storage.store.deadlines import set_outcome
 
 __all__ = [
     "MEET_SECONDS",
@@ -61,14 +62,8 @@ def wait_for(work: Callable[[], R], key: str) -> R:
     if jax.process_count() == 1:
         return work()
     outcome: Future[R] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(work())
-        except BaseException as exc:
-            outcome.set_exception(exc)
-
-    threading.Thread(target=run, name=f"wait {key}", daemon=True).start()
+    arguments = (outcome, work)
+    threading.Thread(target=set_outcome, args=arguments, name=f"wait {key}", daemon=True).start()
     client = coordination()
     while not wait([outcome], POLL_SECONDS).done:
         _raise_reported(client, key)
@@ -102,14 +97,8 @@ def collective(work: Callable[[], R], place: str) -> R:
         client.key_value_delete(f"cairn/collective/{number - 1}/")
     client.key_value_set(f"{key}/at/{jax.process_index()}", "here")
     outcome: Future[R] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(work())
-        except BaseException as exc:
-            outcome.set_exception(exc)
-
-    threading.Thread(target=run, name=key, daemon=True).start()
+    arguments = (outcome, work)
+    threading.Thread(target=set_outcome, args=arguments, name=key, daemon=True).start()
     stragglers = StragglerLog(place)
     while not wait([outcome], POLL_SECONDS).done:
         _raise_reported(client, key)

@@ -85,9 +85,10 @@ class TargetLeaf(NamedTuple):
             return not is_key_dtype(dtype) and np.dtype(dtype).kind in _KINDS[self.scalar][0]
         if self.dtype == dtype:
             return True
-        if casts == "numbers" and _is_integer(dtype) and _is_integer(self.dtype):
+        dtypes = (dtype, self.dtype)
+        if casts == "numbers" and all(jnp.issubdtype(kind, jnp.integer) for kind in dtypes):
             return True
-        return casts != "none" and _is_floating(dtype) and _is_floating(self.dtype)
+        return casts != "none" and all(jnp.issubdtype(kind, jnp.floating) for kind in dtypes)
 
     def empty(self) -> Any:
         """Return the leaf, which must be one without elements."""
@@ -228,21 +229,13 @@ def _dtype_of_jax(dtype: Any, x64: bool) -> Any:
     return jax.dtypes.canonicalize_dtype(dtype)
 
 
-def _is_floating(dtype: Any) -> bool:
-    return not is_key_dtype(dtype) and bool(jnp.issubdtype(dtype, jnp.floating))
-
-
-def _is_integer(dtype: Any) -> bool:
-    return not is_key_dtype(dtype) and bool(jnp.issubdtype(dtype, jnp.integer))
-
-
 def _cast(part: np.ndarray[Any, Any], dtype: Any, where: str) -> np.ndarray[Any, Any]:
     """Return values converted to another dtype.
 
     Raises:
         TreeMismatchError: an integer does not fit the dtype.
     """
-    if _is_integer(dtype) and part.size:
+    if jnp.issubdtype(dtype, jnp.integer) and part.size:
         limits = jnp.iinfo(dtype)
         smallest, largest = int(part.min()), int(part.max())
         if smallest < limits.min or largest > limits.max:
