@@ -4,6 +4,7 @@ The packages come with the extra `otel`, and are imported only then.
 """
 
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from cairn.storage.store.requests import StoreRequest, listen
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span, Tracer
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -28,8 +30,9 @@ _tracer: "Tracer | None" = None
 class Tracing:
     """Tracer of the process, until it is closed."""
 
-    def __init__(self, provider: "TracerProvider") -> None:
+    def __init__(self, provider: "TracerProvider", exporter: "SpanExporter") -> None:
         self._provider = provider
+        self._exporter = exporter
         self._tracer = provider.get_tracer("cairn")
         self._end_listening = listen(self._tell_store_call)
 
@@ -39,8 +42,13 @@ class Tracing:
         self._end_listening()
         if _tracer is self._tracer:
             _tracer = None
-        self._provider.force_flush(int(FLUSH_SECONDS * 1000))
-        self._provider.shutdown()
+        # The library keeps no deadline of its own here: its exporter asks a collector that is gone
+        # again and again, for ten seconds and more.
+        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(FLUSH_SECONDS)
+        if ending.is_alive():
+            self._exporter.shutdown()
 
     def _tell_store_call(self, call: StoreRequest) -> None:
         """Record a span of a store request, if it belongs to a traced request or job.
@@ -126,8 +134,9 @@ def _start(service: str, version: str) -> Tracing | None:
         resource=Resource.create({"service.name": named, "service.version": version}),
         shutdown_on_exit=False,
     )
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    tracing = Tracing(provider)
+    exporter = OTLPSpanExporter()
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    tracing = Tracing(provider, exporter)
     _tracer = tracing._tracer
     return tracing
 

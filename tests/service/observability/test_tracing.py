@@ -1,6 +1,7 @@
 """Spans reach a collector: of requests, jobs with their steps, and what those ask of a store."""
 
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -175,11 +176,22 @@ def test_the_looks_of_the_scanner_have_no_spans(collector, settings, root):
     assert collector.spans() == []
 
 
-def test_a_collector_that_is_gone_delays_no_request_and_no_end(settings, monkeypatch):
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+def test_a_collector_that_does_not_answer_delays_no_request_and_no_end(settings, monkeypatch):
+    """It has been sent spans, and they are still under way when the server has ended."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")  # milliseconds
     monkeypatch.setattr("cairn.service.observability.tracing.FLUSH_SECONDS", 0.2)
-    with TestClient(create_app(settings, jobs=False), base_url=BASE_URL, client=PEER) as http:
-        assert http.get("/healthz").status_code == 200
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        with TestClient(create_app(settings, jobs=False), base_url=BASE_URL, client=PEER) as http:
+            assert http.get("/healthz").status_code == 200
+            connection, _ = silent.accept()
+            assert http.get("/healthz").status_code == 200
+    connection.setblocking(False)
+    with connection, pytest.raises(BlockingIOError):  # else there is an end, and `all` has it
+        all(iter(lambda: connection.recv(1 << 16), b""))
 
 
 @pytest.mark.parametrize("variables", [{}, {"OTEL_SDK_DISABLED": "true"}])
