@@ -21,7 +21,8 @@ LONG_TESTS = tests/faults tests/multi_process tests/bad_input/test_full_store.py
   tests/service/test_export_memory.py tests/service/test_fleet.py tests/service/test_search_queries.py \
   tests/service/test_upgrade.py tests/service/test_webhooks_killed.py tests/state/states/test_continued_training.py \
   tests/storage tests/state/checkpointing tests/state/adapters/test_quantization.py \
-  tests/state/states/test_adapted_checkpoints.py tests/state/states/test_positions.py
+  tests/state/drop_in tests/state/models/test_generation_settings.py tests/state/states/test_adapted_checkpoints.py \
+  tests/state/states/test_positions.py tests/state/test_jit.py
 # Those that `make test` leaves out, which has a part of each (tests/conftest.py).
 PROOFS = tests/deploy/test_image.py tests/documentation/test_long_pages.py tests/documentation/test_notebook_cells.py tests/examples/test_long_examples.py tests/packaging/test_mypy_types.py tests/service/dashboard/test_clicks_of_all_tasks.py tests/service/test_convert_checked_afresh.py tests/interop/families/test_adapters_in_peft.py tests/interop/families/test_llama_cpp.py tests/state/checkpointing/test_oldest_orbax.py tests/state/models/test_generation_whole_model.py tests/test_all_contenders.py
 # llama.cpp, that files are held against: its library is built into the environment, its converter

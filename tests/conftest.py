@@ -80,7 +80,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 LONG = (
     "tests/interop/families/test_llama_cpp.py",
-    "tests/state/models/test_generation_real_weights.py",
     "tests/service/test_fleet.py",
     "tests/service/fuzzing/",
     "tests/examples/",

@@ -64,19 +64,19 @@ def test_benchmark_of_many_processes_counts_what_is_asked_and_read_once(tmp_path
 
 
 def test_simulated_processes_run_the_real_code_and_stay_within_budgets(tmp_path, monkeypatch):
-    """A few of them, with two layers; the real rows of the file stay."""
+    """A few of them, with one layer; the real rows of the file stay."""
     monkeypatch.setattr(straggler_log, "FIRST_LOG_SECONDS", 0.2)
     output = tmp_path / "many_hosts.json"
     real = {"row": "save", "processes": 2, **dict.fromkeys(("requests", "bytes", "ratio"), 7)}
     output.write_text(json.dumps([real]))
-    options = ["--counts", "--simulated", "8", "--replicas", "1", "4", "--layers", "2"]
+    options = ["--counts", "--simulated", "8", "--replicas", "1", "4", "--layers", "1"]
     assert many_hosts.main([*options, "--latency", "0.001", "--json", str(output)]) == 0
     first, *rows = json.loads(output.read_text())
     assert first == real
     found = {row["row"].removeprefix("simulated "): row for row in rows}
     stored = found["save: objects"]["bytes"]
     layer = 3 * 53_248 * 16_384 + 2 * 16_384**2 + 2 * 16_384 * 1_024 + 2 * 16_384
-    elements = 2 * 128_256 * 16_384 + 16_384 + 2 * layer
+    elements = 2 * 128_256 * 16_384 + 16_384 + layer
     assert 3 * 4 * elements < stored < 1.001 * 3 * 4 * elements
     for kind in ("sharded", "4 replicas"):
         read = found[f"load, {kind}: values"]

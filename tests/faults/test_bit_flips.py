@@ -76,7 +76,7 @@ def test_files_of_others_beside_harm_nobody_and_are_listed(stored):
 @pytest.mark.parametrize(
     ("damages", "short", "long"),
     [
-        (flips, 24, 1200),
+        (flips, 12, 1200),
         (pairs_of_flips, 3, 200),
         (overwrites, 3, 300),
         (truncations, 4, 200),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def differ(run: str) -> dict[str, Any]:
     with CheckpointManager(f"{run}/checks", options=Options(max_to_keep=1)) as manager:
         save(manager, 1)
         while first and manager.is_saving_in_progress():
-            pass
+            time.sleep(0.01)
         if first:  # the other may be saving still: Orbax's does not wait for it either
             manager.check_for_errors()
         save(manager, 2)
@@ -84,7 +85,7 @@ def differ(run: str) -> dict[str, Any]:
         jax.experimental.multihost_utils.sync_global_devices("in the way")
         save(manager, 3)
         while first and manager.is_saving_in_progress():
-            pass
+            time.sleep(0.01)
         if first:
             errors.append(kind_of(manager.check_for_errors))
             in_the_way.rmdir()

@@ -56,9 +56,8 @@ def test_the_client_needs_no_extra(control_plane):
     assert done.stdout == "[('llama', 3)]\n", done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["runs"], ["checkpoints", "llama"]])
-def test_the_command_needs_no_extra(arguments, control_plane):
-    done = run(without(EVERY_EXTRA), *arguments, "--url", control_plane)
+def test_the_command_needs_no_extra(control_plane):
+    done = run(without(EVERY_EXTRA), "checkpoints", "llama", "--url", control_plane)
     assert done.returncode == 0, done.stderr
     assert "3" in done.stdout
 
@@ -137,7 +136,6 @@ def test_a_name_that_needs_an_extra_says_which():
     ("arguments", "extra"),
     [
         (["serve"], "server"),
-        (["index", "rebuild"], "server"),
         (["path", "./runs/llama"], "store"),
     ],
 )

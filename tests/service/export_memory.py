@@ -84,7 +84,7 @@ EVERY_EXPORT = {
     "gguf": ("plain", {"format": "gguf", "dtype": "q8_0"}, 1),
     "gguf of quantized": ("quantized", {"format": "gguf", "dtype": "q8_0"}, 1),
 }
-SLICE = ("plain, two files at once", "dequantized, one file", "gguf of quantized")
+SLICE = ("plain, two files at once", "gguf of quantized")
 """Of each kind of leaves, of files and of formats one; `make faults` measures all."""
 EXPORTS = {label: export for label, export in EVERY_EXPORT.items() if is_long() or label in SLICE}
 

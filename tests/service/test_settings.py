@@ -1,5 +1,6 @@
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -170,23 +171,24 @@ def test_every_setting_is_documented_in_the_readme():
     assert missing == []
 
 
-@pytest.mark.parametrize("opening", ["catalog", "upgrade", "jobs", "upgrade of jobs", "name"])
-def test_a_database_that_takes_connections_and_says_nothing_is_away(opening, tmp_path, monkeypatch):
+def test_a_database_that_takes_connections_and_says_nothing_is_away(tmp_path, monkeypatch):
+    """Whoever opens it, all at once here: each waits for as long."""
     for module in ("catalog.engine", "jobs.worker_names", "jobs.dbos_engine.database"):
         least = 2  # that PostgreSQL's library waits
         monkeypatch.setattr(f"cairn.service.{module}.CONNECT_SECONDS", least)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor() as pool:
         url = f"postgresql+psycopg://me@127.0.0.1:{silent.getsockname()[1]}/db"
         settings = Settings(jobs_database_url=url, data_dir=tmp_path)
-        open_it = {
-            "catalog": lambda: Catalog.open(url),
-            "upgrade": lambda: upgrade_catalog(url),
-            "jobs": lambda: open_jobs(settings),
-            "upgrade of jobs": lambda: upgrade_jobs(url),
-            "name": lambda: worker_name(settings, "one").acquire(lambda: None),
-        }[opening]
-        with pytest.raises(SettingsError, match="timeout"):
-            open_it()
+        opening = [
+            pool.submit(Catalog.open, url),
+            pool.submit(upgrade_catalog, url),
+            pool.submit(open_jobs, settings),
+            pool.submit(upgrade_jobs, url),
+            pool.submit(worker_name(settings, "one").acquire, lambda: None),
+        ]
+        for opened in opening:
+            with pytest.raises(SettingsError, match="timeout"):
+                opened.result()
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def elsewhere(tree):
 
 @settings(
     deadline=None,
-    max_examples=trials(short=20, long=2000),
+    max_examples=trials(short=10, long=2000),
     database=None,
     derandomize=not is_long(),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

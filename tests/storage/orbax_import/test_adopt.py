@@ -71,6 +71,17 @@ SOME = ("steps", "steps of zarr 3 without items", "older trees of small files", 
 SLICE = ADOPTED if is_long() else SOME
 """Of layouts: one of each kind of stored array."""
 
+ALIKE = (
+    "steps with a prefix",
+    "steps of the v1 checkpointer",
+    "older trees",
+    "one tree",
+    "one standard step",
+    "folders of trees in small files",
+)
+"""Layouts of which another one has each part: its name, its items, and how it stores arrays."""
+UNLIKE = [layout for layout in ADOPTED if is_long() or layout not in ALIKE]
+
 
 def flip_a_bit(step: Path) -> Path:
     """In the middle of the largest file."""
@@ -87,7 +98,7 @@ def bits(leaf) -> tuple:
     return array.shape, array.dtype, array.tobytes()
 
 
-@pytest.mark.parametrize("layout", ADOPTED)
+@pytest.mark.parametrize("layout", UNLIKE)
 def test_plain_orbax_is_read_bit_by_bit_and_stays_as_it_was(tmp_path, layout):
     make, inner = ADOPTED[layout]
     make(tmp_path / "old", MIXED)

@@ -384,7 +384,7 @@ SCENARIOS = [
     an_overwrite_and_a_policy,
 ]
 search = settings(
-    max_examples=trials(short=40, long=1000),
+    max_examples=trials(short=25, long=1000),
     deadline=None,
     suppress_health_check=list(HealthCheck),
     database=None,
