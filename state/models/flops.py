@@ -69,13 +69,9 @@ class FlopsMixin:
             )
         if isinstance(config, DecoderConfig):
             return decoder_flops(config, batch_size, sequence_length)
-        return self._counted_flop(config, batch_size, sequence_length)
-
-    def _counted_flop(self, config: Any, batch_size: int, sequence_length: int) -> int:
-        name = type(self).__name__
         if "input_ids" not in inspect.signature(type(self).__call__).parameters:
             raise ArgumentError(
-                path=f"{name}._flop",
+                path=f"{type(self).__name__}._flop",
                 expected="a forward pass that takes input_ids",
                 found=str(inspect.signature(type(self).__call__)),
                 next_step="override _flop in this model class",

@@ -212,7 +212,13 @@ class ItemArrays:
         def check(index: tuple[int, ...], digest: int) -> None:
             expected = digests.expected(path, chunks, index)
             if expected != digest:
-                raise self._not_what_was_saved(path, index, expected, digest)
+                raise CorruptionError(
+                    "stored data of a leaf is not what was saved",
+                    path=f"{self.where(path)}, chunk {list(index)}",
+                    expected="a digest of it" if expected is None else digest_text(expected),
+                    found="none" if expected is None else digest_text(digest),
+                    next_step=NEXT_STEP,
+                )
 
         checked = CheckedReads(array, shape, chunks, stored.dtype.numpy_dtype.itemsize, check)
         cut = self.stored_cut(path) if self._local is not None and form is None else None
@@ -361,17 +367,6 @@ class ItemArrays:
             )
         self._known_whole.add(path)
         return self._loaded
-
-    def _not_what_was_saved(
-        self, path: str, index: tuple[int, ...], expected: int | None, digest: int
-    ) -> CorruptionError:
-        return CorruptionError(
-            "stored data of a leaf is not what was saved",
-            path=f"{self.where(path)}, chunk {list(index)}",
-            expected="a digest of it" if expected is None else digest_text(expected),
-            found="none" if expected is None else digest_text(digest),
-            next_step=NEXT_STEP,
-        )
 
     def _told(self, path: str) -> LeafInfo | None:
         """Return a leaf's description from metadata alone; None if the leaf must be opened."""

@@ -529,7 +529,18 @@ class ObjectStore:
         condition = _absent_generation() if generation is None else generation
         if written := self._put(key, value, condition):
             return written
-        return self._resolve_conflict(key, value, generation, self.read(key), same_is_success)
+        current = self.read(key)
+        if same_is_success and current is not None and current.value == value:
+            self.sync(key)
+            return current.generation
+        raise PreconditionFailedError(
+            "changed by someone else",
+            path=self.uri / key,
+            expected="no object" if generation is None else "the generation last read",
+            found="no object" if current is None else "another one",
+            next_step="Read it again and decide anew.",
+            current=current,
+        )
 
     def refuses_write(self, key: str, value: bytes, *, generation: bytes | None) -> bool:
         """Write as `write_if` does; return True if the store refuses, without reading why.
@@ -640,26 +651,6 @@ class ObjectStore:
             open_folder_handle(self.uri, folder) as handle,
         ):
             fsync_path(handle.path)
-
-    def _resolve_conflict(
-        self,
-        key: str,
-        value: bytes,
-        generation: bytes | None,
-        current: Versioned | None,
-        same_is_success: bool,
-    ) -> bytes:
-        if same_is_success and current is not None and current.value == value:
-            self.sync(key)
-            return current.generation
-        raise PreconditionFailedError(
-            "changed by someone else",
-            path=self.uri / key,
-            expected="no object" if generation is None else "the generation last read",
-            found="no object" if current is None else "another one",
-            next_step="Read it again and decide anew.",
-            current=current,
-        )
 
     def delete(self, key: str) -> None:
         """Remove `key`, if it exists."""
