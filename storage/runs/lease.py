@@ -537,7 +537,13 @@ def _change(
             return Held(*write_record(objects, LEASE_FILE, lease, generation=generation))
         except PreconditionFailedError:
             continue
-    raise _contended(objects)
+    raise LeaseHeldError(
+        "the lease is contended",
+        path=objects.uri / LEASE_FILE,
+        expected=f"to get it within {_CAS_TRIES} tries",
+        found="another change each time",
+        next_step="Look for many processes that write the same run under one writer id.",
+    )
 
 
 def _replaced(objects: ObjectStore, attempt: Attempt, lease: Lease) -> FencedError:
@@ -548,14 +554,4 @@ def _replaced(objects: ObjectStore, attempt: Attempt, lease: Lease) -> FencedErr
         found=f"the lease of attempt {lease.attempt} of {lease.writer}"
         + (", of another process" if lease.attempt == attempt.number else ""),
         next_step="Stop this process, or begin a new attempt from the latest step.",
-    )
-
-
-def _contended(objects: ObjectStore) -> LeaseHeldError:
-    return LeaseHeldError(
-        "the lease is contended",
-        path=objects.uri / LEASE_FILE,
-        expected=f"to get it within {_CAS_TRIES} tries",
-        found="another change each time",
-        next_step="Look for many processes that write the same run under one writer id.",
     )

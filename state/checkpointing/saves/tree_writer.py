@@ -328,14 +328,6 @@ def _description(arrays: Mapping[str, HostArray]) -> dict[str, bytes]:
         for path, array in arrays.items()
         if (text := _sharding_text(array.sharding)) is not None
     }
-    files = {TREE_METADATA: _tree_metadata(arrays), _LAYOUTS: _layouts(arrays)}
-    if shardings:
-        files[_SHARDINGS] = json.dumps(shardings, separators=(",", ":")).encode()
-    return files
-
-
-def _layouts(arrays: Mapping[str, HostArray]) -> bytes:
-    """Return the content of Orbax's file about the arrays' chunks."""
     layouts = [
         {
             "array_metadata": {
@@ -348,7 +340,13 @@ def _layouts(arrays: Mapping[str, HostArray]) -> bytes:
         for path, array in arrays.items()
         if array.sharding is not None
     ]
-    return json.dumps({"array_metadatas": layouts}).encode()
+    files = {
+        TREE_METADATA: _tree_metadata(arrays),
+        _LAYOUTS: json.dumps({"array_metadatas": layouts}).encode(),
+    }
+    if shardings:
+        files[_SHARDINGS] = json.dumps(shardings, separators=(",", ":")).encode()
+    return files
 
 
 def index_entries(
