@@ -14,7 +14,7 @@ from cairn.state.checkpointing.restore import read_meta
 from cairn.state.checkpointing.trees import nest
 from cairn.storage import errors as storage
 from tests.bad_input.conftest import Store, assert_loads_bit_equal, digests, raised, says
-from tests.service.commands import cairn
+from tests.service.commands import cairn_here
 from tests.tiny import make_state
 
 
@@ -192,7 +192,7 @@ def test_a_convert_lists_every_leaf_that_does_not_fit(odd, plane):
         f"{MISSING}: missing from the checkpoint, expected shape [32, 64]",
         f"{SHAPED}: expected shape [32], stored with [7]",
     ]
-    ended = cairn("convert", "odd", "--watch", url=plane)
+    ended = cairn_here("convert", "odd", "--watch", url=plane)
     assert (ended.returncode, ended.stdout) == (8, "")
     assert all(text in ended.stderr for text in problem["problems"])
     assert digests(odd) == before

@@ -16,7 +16,7 @@ from tests.bad_input.converting_job import RESERVE_BYTES
 from tests.bad_input.disks import can_mount
 from tests.faults.report import is_long
 from tests.programs.program import run
-from tests.service.commands import cairn
+from tests.service.commands import cairn_here
 from tests.service.jobs import CONFIG, save_llama
 from tests.service.planes import running_plane
 from tests.tiny import leaves_of, make_state
@@ -137,7 +137,7 @@ def test_jobs_over_the_quota_fail_leave_nothing_and_work_once_it_is_raised(gcs, 
         for job in JOBS:
             refused(client, job, f"{root}/{'new' if job == 'restore' else 'run'}/")
             assert gcs.names() == before
-        ended = cairn("convert", "run", "--watch", url=url)
+        ended = cairn_here("convert", "run", "--watch", url=url)
         assert (ended.returncode, ended.stdout) == (8, "")
         assert "failed: " in ended.stderr
         assert "the store is full: " in ended.stderr

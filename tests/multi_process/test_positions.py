@@ -17,7 +17,7 @@ JOB_SECONDS = 240
 START_SECONDS = 120
 pytestmark = pytest.mark.timeout(8 * JOB_SECONDS)
 
-SHORT = [("grain", (2, 1, 4))]
+SHORT = [("grain", (2, 1, 2))]
 LONG = [(kind, (4, 4, 2, 2, 8, 4, 1, 8)) for kind in ("grain", "own")]
 
 

@@ -12,7 +12,7 @@ from cairn.service.jobs.kinds import verify
 from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.runs.annotate import annotation_of, note_verified
 from cairn.storage.runs.records.layout import annotation_file, manifest_file
-from tests.service.commands import cairn, cairn_here
+from tests.service.commands import cairn_here
 from tests.service.jobs import done, save_llama, serving, until, watch
 from tests.service.planes import running_plane
 
@@ -165,7 +165,7 @@ def rows(text):
 
 
 def test_the_command_prints_a_table_and_exits_with_0_for_a_sound_step(url):
-    ran = cairn("verify", "sound/steps/2", url=url)
+    ran = cairn_here("verify", "sound/steps/2", url=url)
     assert ran.returncode == 0, ran.stderr
     (row,) = rows(ran.stdout)
     assert (row["step"], row["found"], row["problems"]) == ("2", "ok", "0")
@@ -173,7 +173,7 @@ def test_the_command_prints_a_table_and_exits_with_0_for_a_sound_step(url):
 
 
 def test_the_command_names_files_and_exits_with_1_for_a_damaged_step(url):
-    ran = cairn("verify", "damaged", "--all", url=url)
+    ran = cairn_here("verify", "damaged", "--all", url=url)
     assert ran.returncode == 7
     found = {row["step"]: row["found"] for row in rows(ran.stdout)}
     assert found == {"records": "ok", "1": "ok", "2": "damaged", "3": "ok"}

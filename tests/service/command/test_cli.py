@@ -119,7 +119,7 @@ def test_checkpoints_of_every_state_are_listed_when_asked_for(url):
 
 
 def test_state_that_there_is_not_is_wrong_usage(url):
-    done = cairn("checkpoints", "tiny", "--state", "good", url=url)
+    done = cairn_here("checkpoints", "tiny", "--state", "good", url=url)
     assert done.returncode == 2
     assert "in_flight" in done.stderr
     assert "found 'good'" in done.stderr
@@ -206,7 +206,7 @@ def test_convert_watched_in_a_pipe_prints_the_result_alone_to_standard_output(ur
     progress = done.stderr.splitlines()
     assert progress[-1].startswith("convert: succeeded, ")
     assert "\x1b" not in done.stderr
-    assert result(cairn("convert", "tiny/steps/1", "--watch", url=url)) == found
+    assert result(cairn_here("convert", "tiny/steps/1", "--watch", url=url)) == found
 
 
 def test_convert_watched_on_a_terminal_shows_a_live_bar(url):
@@ -222,7 +222,7 @@ def test_convert_watched_on_a_terminal_shows_a_live_bar(url):
 
 
 def test_job_that_fails_says_why_and_exits_with_8(url):
-    done = cairn("convert", "damaged", "--watch", url=url)
+    done = cairn_here("convert", "damaged", "--watch", url=url)
     assert done.returncode == 8
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -287,7 +287,7 @@ def test_path_is_the_same_from_the_server_and_from_the_store(url, root, tmp_path
 
 
 def test_index_is_rebuilt_without_a_server(root, tmp_path):
-    done = cairn("index", "rebuild", "--root", str(root), "--data-dir", str(tmp_path))
+    done = cairn_here("index", "rebuild", "--root", str(root), "--data-dir", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert " checkpoints, " in done.stdout
     assert (tmp_path / "catalog.sqlite").is_file()
@@ -307,7 +307,7 @@ def test_garbage_is_listed_and_removed_only_when_asked_for(tmp_path):
     (tmp_path / "run" / "attempts" / "1" / "1").mkdir(parents=True, exist_ok=True)
     (tmp_path / "run" / "attempts" / "1" / "1" / "data").write_bytes(b"12345")
     delete_step(run, run.step(1), by="me", reason="bad data", grace=0)
-    listed = cairn("gc", str(tmp_path / "run"))
+    listed = cairn_here("gc", str(tmp_path / "run"))
     (row,) = rows(listed)
     assert (row["kind"], row["name"]) == ("trash", "attempts/1/1")
     assert int(row["size"]) == 5

@@ -5,7 +5,7 @@ import typer
 
 from cairn import Run
 from tests.service.command.test_cli import refused, result, rows
-from tests.service.commands import cairn, cairn_here, cairn_on_a_terminal
+from tests.service.commands import cairn_here, cairn_on_a_terminal
 from tests.service.planes import running_plane
 from tests.service.seams import options
 from tests.service.stores import annotate, make_run
@@ -28,13 +28,13 @@ def listed(root, run):
 
 def test_step_is_deleted_and_had_back(url, root):
     make_run(root / "taken-back", [1, 2])
-    done = cairn("delete", "taken-back/steps/1", "--reason", "bad data", url=url)
+    done = cairn_here("delete", "taken-back/steps/1", "--reason", "bad data", url=url)
     assert (done.returncode, done.stdout) == (0, "taken-back/steps/1 (attempt 1) is trashed\n")
     assert "`cairn undelete taken-back/steps/1` takes it back, until 20" in done.stderr
     assert listed(root, "taken-back") == [2]
     (row,) = rows(cairn_here("checkpoints", "taken-back", "--state", "trashed", url=url))
     assert row["step"] == "1"
-    again = cairn("delete", "taken-back/steps/1", url=url)
+    again = cairn_here("delete", "taken-back/steps/1", url=url)
     refused(again, "found step 1 trashed", status=3)
     done = cairn_here("undelete", "taken-back/steps/1", url=url)
     assert (done.returncode, done.stdout) == (0, "taken-back/steps/1 (attempt 1) is listed\n")
@@ -50,7 +50,7 @@ def test_grace_time_is_given_as_people_say_it(url, root):
     assert [row["name"] for row in rows(cairn_here("gc", str(root / "graceful")))] == [
         "attempts/1/1"
     ]
-    wrong = cairn("delete", "graceful/steps/3", "--grace", "soon", url=url)
+    wrong = cairn_here("delete", "graceful/steps/3", "--grace", "soon", url=url)
     assert wrong.returncode == 2
     assert "found 'soon'" in " ".join(wrong.stderr.split())
     assert run.latest_step() == 3
@@ -85,7 +85,7 @@ def test_policy_is_shown_and_then_applied(url, root):
     assert found["1"] == ("delete", "no rule keeps it")
     assert "4 kept, 4 not, 256 bytes; could be deleted with --apply" in shown.stderr
     assert listed(root, "pruned") == list(range(1, 9))
-    done = cairn("prune", "pruned", *policy, "--grace", "1h", "--apply", "--watch", url=url)
+    done = cairn_here("prune", "pruned", *policy, "--grace", "1h", "--apply", "--watch", url=url)
     assert result(done)["kept"] == "4"
     assert listed(root, "pruned") == [2, 3, 7, 8]
     jobs = rows(cairn_here("operations", url=url))

@@ -86,9 +86,9 @@ def test_interrupted_watch_says_how_to_follow_the_job_which_goes_on(root, tmp_pa
         assert f"operation {operation} goes on" in last
         assert f"`cairn watch {operation}`" in last
         assert client.operation(operation).state is OperationState.RUNNING
-        done = cairn("cancel", operation, url=url)
+        done = cairn_here("cancel", operation, url=url)
         assert done.stdout == f"operation {operation} cancelled\n"
-        again = cairn("watch", operation, url=url)
+        again = cairn_here("watch", operation, url=url)
         assert again.returncode == 8
         assert again.stderr.splitlines()[-1] == f"cairn: operation {operation} cancelled"
 

@@ -1,7 +1,5 @@
 import enum
 import os
-import socket
-import subprocess
 from pathlib import Path
 
 import jax
@@ -30,8 +28,6 @@ from cairn import (
 )
 from cairn.state.checkpointing.restore import read_meta, restore_item, restore_leaves, stored_tree
 from cairn.storage.arrays.dtypes import dtype_named
-from tests.devices import xla_flags
-from tests.programs.program import Program
 from tests.state.seams import BITCAST, STORED_DTYPES, WIDENED, store_form, stored_items
 from tests.storage.plain_steps import as_plain_step
 from tests.storage.states import abstract, assert_same, floats, mesh, put, raw, raws, state
@@ -539,87 +535,6 @@ def test_a_number_that_is_more_than_its_value_is_refused_at_once(step, leaf, nam
     with pytest.raises(UnsupportedLeafError, match=f"a: {name} is more than a number; store its"):
         step(model={"a": leaf})
     assert restore_item(step(model={"a": leaf + 0}), "model", {"a": leaf + 0}) == {"a": leaf}
-
-
-TWO_PROCESSES = """
-import os, sys
-import jax
-jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.errors import StepExistsError
-from cairn.state.checkpointing.restore import read_meta, restore_item
-mesh = Mesh(np.array(jax.devices()), ("fsdp",))
-host = np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024)
-def make(scale, spec):
-    sharding = NamedSharding(mesh, spec)
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index] * scale)
-def items(scale):
-    return {"model": {"w": make(scale, P("fsdp"))}, "optimizer": {"r": make(scale, P())}}
-counts = []
-preadv = os.preadv
-def counting(*args):
-    counts.append(preadv(*args))
-    return counts[-1]
-os.preadv = counting
-with Checkpointer(sys.argv[3], writer_id="job") as made:
-    made.save(1, items(1), meta={"a": 1})
-    handle = made.save(2, items(2), meta={"a": 2})
-    handle.wait()
-    try:
-        made.save(2, items(2), meta={})
-        print("not refused")
-    except StepExistsError:
-        print("refused")
-def target(*spec):
-    return jax.ShapeDtypeStruct(host.shape, host.dtype, sharding=NamedSharding(mesh, P(*spec)))
-w = restore_item(handle.uri, "model", {"w": target("fsdp")})["w"]
-read = sum(counts)
-r = restore_item(handle.uri, "optimizer", {"r": target(None, "fsdp")})["r"]
-for array in (w, r):
-    for shard in array.addressable_shards:
-        np.testing.assert_array_equal(shard.data, host[shard.index] * 2)
-print("meta", read_meta(handle.uri)["a"])
-print("bytes", read)
-"""
-
-
-def test_two_processes_save_together_and_each_reads_its_own_shards(tmp_path, step):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    root = Path(__file__).parents[3]
-    flags = xla_flags(2)
-    processes = [
-        Program(
-            ["-c", TWO_PROCESSES, address, str(index), str(tmp_path / "run")],
-            env={**os.environ, "PYTHONPATH": str(root), "XLA_FLAGS": flags},
-            cwd=root,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for index in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()  # does nothing to one that has ended
-            process.wait()
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    run = Run.open(tmp_path / "run")
-    assert [(info.step, info.attempt) for info in run.steps()] == [(1, 1), (2, 1)]
-    own = 2 << 20
-    for out, _ in outputs:
-        lines = dict(one.split() for one in out.splitlines() if one.startswith(("meta", "bytes")))
-        assert "refused" in out.splitlines()
-        assert lines["meta"] == "2"
-        assert own <= int(lines["bytes"]) < 1.1 * own
-    expected = np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024) * 2
-    folder = run.step_uri(run.step(2))
-    for item, name in (("model", "w"), ("optimizer", "r")):
-        found = restore_item(folder, item, {name: np.zeros_like(expected)})
-        np.testing.assert_array_equal(found[name], expected)
 
 
 def test_some_leaves_come_alone_and_the_others_are_not_read(step):

@@ -255,7 +255,7 @@ CONFIGS = st.fixed_dictionaries(
 )
 
 
-@drawn(short=2, long=150)
+@drawn(short=1, long=150)
 @given(CONFIGS, OPTIMIZERS, DTYPES, MESHES, MESHES, st.integers(1, 2))
 def test_a_module_of_ones_own_goes_on_as_if_never_saved_and_as_flax_alone(
     tmp_path_factory, options, names, dtype, mesh, other_mesh, saved_after
@@ -394,7 +394,7 @@ def small_state(dtype):
     return state.apply_gradients(grads=state.graphstate)
 
 
-@drawn(short=3, long=300)
+@drawn(short=2, long=300)
 @given(
     DTYPES,
     FLOATS,

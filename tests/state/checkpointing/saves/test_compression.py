@@ -19,7 +19,7 @@ from cairn import (
 )
 from cairn.state.checkpointing.restore import restore_item
 from cairn.storage.runs.records.manifest import LeafRecord
-from tests.faults.report import is_long
+from tests.faults.report import is_long, trials
 from tests.storage.states import abstract, assert_same, floats, mesh, put, state
 from tests.stores import STORES
 
@@ -108,7 +108,7 @@ def test_every_flipped_bit_of_compressed_values_is_found(tmp_path):
     (file,) = Path(handle.uri.local_path, "model", "d").iterdir()
     whole = file.read_bytes()
     random = np.random.default_rng(0)
-    for bit in random.choice(8 * len(whole), 100, replace=False):
+    for bit in random.choice(8 * len(whole), trials(short=25, long=400), replace=False):
         flipped = bytearray(whole)
         flipped[bit // 8] ^= 1 << (bit % 8)
         file.write_bytes(flipped)
