@@ -18,7 +18,7 @@ ORBAX ?=
 # Those that try more often, or more of what is alike, where CAIRN_FAULTS=long is set.
 LONG_TESTS = tests/faults tests/multi_process tests/bad_input/test_full_store.py \
   tests/service/test_audit_events.py tests/service/test_catalog.py tests/service/test_catalog_limiter.py \
-  tests/service/test_export_memory.py tests/service/test_fleet.py tests/service/test_search_queries.py \
+  tests/service/test_export_memory.py tests/service/test_export_resumed.py tests/service/test_fleet.py tests/service/test_search_queries.py \
   tests/service/test_upgrade.py tests/service/test_webhooks_killed.py tests/state/states/test_continued_training.py \
   tests/storage tests/state/checkpointing tests/state/adapters/test_quantization.py \
   tests/state/drop_in tests/state/models/test_generation_settings.py tests/state/states/test_adapted_checkpoints.py \

@@ -58,7 +58,7 @@ share_contexts()
 # How long an example takes says nothing of what is tested, on a machine that others use. Each run
 # draws others, and keeps those that fail.
 hypothesis.settings.register_profile(
-    "untimed", deadline=None, max_examples=trials(short=30, long=300)
+    "untimed", deadline=None, max_examples=trials(short=20, long=300)
 )
 hypothesis.settings.load_profile("untimed")
 

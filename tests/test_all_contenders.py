@@ -1,4 +1,6 @@
-"""Benchmarks of storage and of the control plane, and with all contenders: `make proofs`."""
+"""Benchmarks of storage, of the control plane, of jobs of many processes, and with all contenders:
+`make proofs`.
+"""
 
 import json
 import math
@@ -13,6 +15,8 @@ from benchmarks import (
     accelerator,
     control_plane,
     control_plane_looks,
+    many_hosts,
+    many_hosts_plot,
     storage,
     storage_limits,
     storage_rows,
@@ -155,3 +159,18 @@ def test_accelerator_benchmark_has_a_figure_of_everybody_beside_a_row(tmp_path):
         *("safetensors and device_put", "transformers, to the CPU"),
     }
     assert all(value > 0 for value in beside.values())
+
+
+def test_benchmark_of_many_processes_counts_what_is_asked_and_read_once(tmp_path):
+    output = tmp_path / "many_hosts.json"
+    options = ["--counts", "2", "--vocabulary", "16384", "--simulated", "--json", str(output)]
+    assert many_hosts.main(options) == 0
+    rows = {row["row"]: row for row in json.loads(output.read_text())}
+    for kind in ("sharded", "replicated"):
+        read = rows[f"load, {kind}: values"]
+        assert read["reference"] <= read["bytes"] <= read["budget"] * read["reference"]
+        asked = rows[f"load, {kind}: metadata, any other process"]
+        assert 0 < asked["requests"] <= asked["budget"]
+    drawn = ElementTree.parse(output.with_suffix(".svg"))
+    texts = {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
+    assert {title for title in many_hosts_plot.PANELS if "simulated" not in title} <= texts

@@ -48,21 +48,6 @@ def test_row_whose_measurement_failed_is_left_out():
     assert row.result([{row.value.measurement: {"seconds": 1.0, "bytes": 7}}]) is None
 
 
-def test_benchmark_of_many_processes_counts_what_is_asked_and_read_once(tmp_path):
-    output = tmp_path / "many_hosts.json"
-    options = ["--counts", "2", "--vocabulary", "16384", "--simulated", "--json", str(output)]
-    assert many_hosts.main(options) == 0
-    rows = {row["row"]: row for row in json.loads(output.read_text())}
-    for kind in ("sharded", "replicated"):
-        read = rows[f"load, {kind}: values"]
-        assert read["reference"] <= read["bytes"] <= read["budget"] * read["reference"]
-        asked = rows[f"load, {kind}: metadata, any other process"]
-        assert 0 < asked["requests"] <= asked["budget"]
-    drawn = ElementTree.parse(output.with_suffix(".svg"))
-    texts = {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
-    assert {title for title in many_hosts_plot.PANELS if "simulated" not in title} <= texts
-
-
 def test_simulated_processes_run_the_real_code_and_stay_within_budgets(tmp_path, monkeypatch):
     """A few of them, with one layer; the real rows of the file stay."""
     monkeypatch.setattr(straggler_log, "FIRST_LOG_SECONDS", 0.2)

@@ -158,20 +158,6 @@ def test_what_a_killed_worker_has_left_goes_on_elsewhere_once_it_is_taken_over(
     assert len(list((root / "llama/exports").glob("*/*/*.json"))) <= 1
 
 
-def test_a_worker_that_is_started_again_under_its_name_goes_on(http, root, settings, tmp_path):
-    save_llama(root / "llama")
-    reached = tmp_path / "reached"
-    program = ("-m", "tests.service.stalling_worker", str(reached))
-    with working(settings, "one", program) as process:
-        asked = http.post(f"{STEP}:convert", json={}).json()
-        until(reached.exists)
-        process.kill()
-        process.wait(60)
-    with working(settings, "one") as again:
-        started(again)
-        assert watch(http, asked["id"])["state"] == "succeeded"
-
-
 def test_a_cancelled_job_of_a_worker_elsewhere_leaves_nothing(http, root, settings):
     save_llama(root / "llama")
     asked = http.post(f"{STEP}:convert", json={}).json()
