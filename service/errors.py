@@ -246,7 +246,7 @@ class ResourceChangedError(ProblemError):
 class GateRefusedError(ProblemError):
     """The step does not pass the alias's gates; `.extra["gates"]` has the reasons."""
 
-    status, slug, title = 409, "gate-refused", "The step does not pass the alias's gates"
+    status, slug, title = 409, "gate-refused", "Promotion blocked"
 
 
 class AliasesStrandedError(ProblemError):

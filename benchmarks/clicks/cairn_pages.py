@@ -62,9 +62,9 @@ def see_who_promoted(hand: Hand) -> None:
 
 def promote(hand: Hand) -> None:
     find_the_latest(hand)
-    hand.type(hand.page.get_by_label("Why", exact=True).first, REASON)
+    hand.type(hand.page.get_by_label("Reason (optional)", exact=True).first, REASON)
     hand.click(hand.page.get_by_role("button", name="Promote"))
-    expect(hand.page.get_by_role("alert")).to_contain_text("production points at step 3 now")
+    expect(hand.page.get_by_role("alert")).to_contain_text("production now points to step 3")
 
 
 def undo(hand: Hand) -> None:
@@ -73,7 +73,7 @@ def undo(hand: Hand) -> None:
     history = hand.page.get_by_role("region", name="Alias production")
     hand.click(history.get_by_role("row").get_by_role("link", name="1", exact=True))
     hand.click(hand.page.get_by_role("button", name="Promote"))
-    expect(hand.page.get_by_role("alert")).to_contain_text("production points at step 1 now")
+    expect(hand.page.get_by_role("alert")).to_contain_text("production now points to step 1")
 
 
 def compare_metrics(hand: Hand) -> None:
@@ -86,21 +86,21 @@ def compare_weights(hand: Hand) -> None:
     _run(hand)
     for step in (1, 2):
         hand.click(hand.page.get_by_label(f"Compare step {step}"))
-    hand.click(hand.page.get_by_role("button", name="Compare the two"))
+    hand.click(hand.page.get_by_role("button", name="Compare selected"))
     expect(hand.page.locator("table.bars tbody tr").first).to_be_visible()
 
 
 def see_a_histogram(hand: Hand) -> None:
     find_the_latest(hand)
     hand.click(hand.page.get_by_role("link", name="Tensors"))
-    hand.type(hand.page.get_by_label("Search in paths"), "gate")
+    hand.type(hand.page.get_by_label("Search paths"), "gate")
     hand.click(hand.page.get_by_role("link", name="mlp/gate_proj/kernel"))
     expect(hand.page.locator(".statistics svg").first).to_be_visible()
 
 
 def get_pytorch_files(hand: Hand) -> None:
     find_the_latest(hand)
-    hand.click(hand.page.get_by_role("button", name="Export to PyTorch"))
+    hand.click(hand.page.get_by_role("button", name="Export", exact=True))
     hand.click(hand.page.locator(".operation").first.get_by_role("link", name="Files"))
     for name in ("config.json", "model.safetensors"):
         found = hand.download(hand.page.get_by_role("link", name=name, exact=True))
@@ -110,14 +110,14 @@ def get_pytorch_files(hand: Hand) -> None:
 def see_what_it_costs(hand: Hand) -> None:
     _run(hand)
     hand.click(hand.page.get_by_role("link", name="Storage"))
-    expect(hand.page.get_by_text("In the store")).to_be_visible()
-    expect(hand.page.get_by_role("columnheader", name="Goes with it")).to_be_visible()
+    expect(hand.page.get_by_text("Total size")).to_be_visible()
+    expect(hand.page.get_by_role("columnheader", name="Freed if deleted")).to_be_visible()
 
 
 def delete(hand: Hand) -> None:
     _run(hand)
     hand.click(_step(hand, 2).get_by_role("link", name="2", exact=True))
-    hand.click(hand.page.get_by_text("More to do"))
+    hand.click(hand.page.get_by_text("More actions"))
     hand.click(hand.page.get_by_role("button", name="Move to trash"))
     expect(hand.page.get_by_text("In the trash.")).to_be_visible()
     assert len(hand.asked) == 1
@@ -126,7 +126,7 @@ def delete(hand: Hand) -> None:
 def undelete(hand: Hand) -> None:
     _run(hand)
     hand.click(_step(hand, 2).get_by_role("link", name="2", exact=True))
-    hand.click(hand.page.get_by_role("button", name="Take the deletion back"))
+    hand.click(hand.page.get_by_role("button", name="Restore"))
     expect(hand.page.get_by_role("button", name="Promote")).to_be_visible()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from command_page import command_page
 from fastapi.routing import APIRoute
+from glossary_page import glossary_page
 from http_page import http_page
 from results_tables import with_results
 from settings_page import settings_page
@@ -17,6 +18,7 @@ from settings_page import settings_page
 from cairn.service.app import create_app
 from cairn.service.command.cli import app as command
 from cairn.service.dashboard.routers import ROUTERS as PAGES
+from cairn.service.glossary import GLOSSARY
 from cairn.service.settings import Settings
 
 
@@ -25,6 +27,7 @@ def generated_pages() -> dict[str, str]:
     # Nothing is opened here, and no variable of this machine has a say.
     app = create_app(Settings(root="./cairn-store", data_dir="./cairn-data"), jobs=False)
     return {
+        "reference/glossary.md": glossary_page(GLOSSARY),
         "reference/service/command.md": command_page(command),
         "reference/service/http.md": http_page(app.openapi(), _pages()),
         "reference/service/settings.md": settings_page(Settings),

@@ -97,8 +97,8 @@ class Authenticator:
                 return Identity(await run_sync(self._identify, text, limiter=self._verifying))
             if credential is None:
                 raise UnauthenticatedError(
-                    "expected a key such as ck_<id>_<secret>, found a text of another form. "
-                    "`cairn keys create` makes one; clients read it from CAIRN_KEY."
+                    "This is not a valid key: keys look like ck_<id>_<secret>. "
+                    "`cairn keys create` creates one; clients read it from CAIRN_KEY."
                 )
             row = await self._keys.get(credential.id)
             return Identity(caller_of(row, credential, datetime.now(UTC)), credential.id)

@@ -37,14 +37,15 @@ class Caller:
             ForbiddenError: The caller lacks the scope or the root.
         """
         if not self.scope.includes(scope):
+            only = "is read-only" if self.scope is Scope.READ else f"has {self.scope.value} only"
             raise ForbiddenError(
-                f"expected a caller who may {scope.value}, found {self.name!r}, who may "
-                f"{self.scope.value} only. Ask an administrator for a key with that scope."
+                f'You need the "{scope.value}" scope; your key "{self.name}" {only}. Ask an '
+                "administrator for a key with that scope."
             )
         if root is not None and not self.sees(root):
             raise ForbiddenError(
-                f"root {root!r}: expected a caller who may use it, found {self.name!r}, who may "
-                f"use {', '.join(sorted(self.roots or ())) or 'none'}."
+                f'Your key "{self.name}" gives no access to root "{root}", only to '
+                f"{', '.join(sorted(self.roots or ())) or 'none'}."
             )
 
     def require_everywhere(self, scope: Scope) -> None:
@@ -56,8 +57,8 @@ class Caller:
         self.require(scope)
         if self.roots is not None:
             raise ForbiddenError(
-                f"expected a caller who may {scope.value} in all roots, found {self.name!r}, who "
-                f"may in {', '.join(sorted(self.roots)) or 'none'}."
+                f'You need the "{scope.value}" scope in all roots; your key "{self.name}" '
+                f"has it in {', '.join(sorted(self.roots)) or 'none'}."
             )
 
     def sees(self, root: str) -> bool:

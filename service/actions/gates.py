@@ -89,8 +89,8 @@ def require_gates(gates: Sequence[Gate], candidate: Candidate) -> None:
     if refused:
         step = f"{candidate.run.uri.name}/steps/{candidate.info.step}"
         raise GateRefusedError(
-            f"{step}: expected a step that passes the gates of {candidate.alias!r}, found "
-            f"{'; '.join(refusal['detail'] for refusal in refused)}. The alias is as before.",
+            f"{step} can't become {candidate.alias}: "
+            f"{'; '.join(refusal['detail'] for refusal in refused)}. The alias was not moved.",
             extra={"gates": refused},
         )
 
@@ -98,24 +98,24 @@ def require_gates(gates: Sequence[Gate], candidate: Candidate) -> None:
 def _refusals(gate: Gate, candidate: Candidate) -> Iterator[dict[str, str]]:
     noted = candidate.noted
     if gate.verified and noted.verified is None:
-        yield _refusal("verified", "not verified: `cairn verify` reads every byte of it")
+        yield _refusal("verified", "not verified (run `cairn verify`)")
     for name, text in gate.labels.items():
         label = noted.labels.get(name)
         if label is None or text not in ("*", label):
-            expected = "any" if text == "*" else repr(text)
-            actual = "none" if label is None else repr(label)
-            yield _refusal(f"labels.{name}", f"label {name}: {actual}, expected {expected}")
+            expected = "set" if text == "*" else f'"{text}"'
+            actual = "not set" if label is None else f'"{label}"'
+            yield _refusal(f"labels.{name}", f"label {name} must be {expected}, it is {actual}")
     for name, bound in gate.metrics.items():
         value = noted.metrics.get(name)
         if value is None or not bound.holds(value):
-            actual = "none" if value is None else f"{value:g}"
+            actual = "not set" if value is None else f"{value:g}"
             expected = " and ".join(
                 f"{'at least' if side == 'min' else 'at most'} {limit:g}"
                 for side, limit in bound.model_dump(exclude_unset=True).items()
             )
-            yield _refusal(f"metrics.{name}", f"metric {name}: {actual}, expected {expected}")
+            yield _refusal(f"metrics.{name}", f"metric {name} must be {expected}, it is {actual}")
     if gate.exported and not _is_exported(candidate):
-        yield _refusal("exported", "no export for PyTorch: `cairn convert` makes and checks one")
+        yield _refusal("exported", "not exported for PyTorch (run `cairn convert`)")
 
 
 def _refusal(gate: str, detail: str) -> dict[str, str]:

@@ -79,8 +79,8 @@ class ControlPlane:
         if uri is None:
             # The message names no other root: the caller may know of this one only.
             raise UnknownRootError(
-                f"root {name!r}: expected one of this server's, found none of that name. "
-                "`cairn roots` and GET /v1/roots list those that you may use."
+                f'There is no root "{name}" on this server. `cairn roots` and GET /v1/roots list '
+                "the roots that you may use."
             )
         return uri
 

@@ -1,11 +1,11 @@
 # Made of asynchronous/client.py by `python scripts/sync_client.py`: change that one.
 """Typed HTTP client of the control plane.
 
-with Client("http://127.0.0.1:8321") as cairn:
-    newest = next(cairn.checkpoints("llama-sft"))
-    cairn.promote("llama-sft", newest.step, "production", expect=None, reason="first release")
-    operation = cairn.convert("llama-sft", newest.step)
-    for state in cairn.follow(operation.id):
+with Client("http://127.0.0.1:8321") as client:
+    newest = next(client.checkpoints("llama-sft"))
+    client.promote("llama-sft", newest.step, "production", expect=None, reason="release 1")
+    operation = client.convert("llama-sft", newest.step)
+    for state in client.follow(operation.id):
         print(state.state, state.progress.done_bytes)
 """
 

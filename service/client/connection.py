@@ -63,7 +63,7 @@ class Connection:
             raise unreachable(self.url, exc) from exc
 
     def __enter__(self) -> Self:
-        """Use as `with Client() as cairn:`."""
+        """Use as `with Client() as client:`."""
         return self
 
     def __exit__(self, *failure: object) -> None:

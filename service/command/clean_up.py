@@ -28,7 +28,7 @@ from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.listings import list_garbage
 from cairn.service.command.output.tables import print_table
 from cairn.service.schemas import RetentionDecision, RetentionPlan
-from cairn.service.sizes import Size
+from cairn.service.sizes import Size, size_text
 
 app: Final = typer.Typer()
 
@@ -118,7 +118,7 @@ def undelete(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Undo the deletion of a step."""
+    """Restore a deleted step."""
     check_step(step)
     with Client(url) as client:
         place = resolve_step(client, step, root)
@@ -196,7 +196,7 @@ def gc(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the garbage of a run, or remove it.
+    """Find or remove garbage of a run.
 
     Garbage is: deleted steps whose grace time is over, incomplete steps whose writer is gone, and
     exports of steps that are gone. The command reads the store itself; the control plane is asked
@@ -239,11 +239,11 @@ def _list_plan(plan: RetentionPlan) -> None:
     titles = ("step", "attempt", "what", "size", "created (UTC)", "why")
     print_table(console, titles, map(_decision, plan.decisions))
     going = plan.delete_count
-    errors.print(
-        f"{len(plan.decisions) - going} kept, {going} not, {plan.delete_bytes:,} bytes; could be "
-        "deleted with --apply.",
-        soft_wrap=True,
-    )
+    staying = len(plan.decisions) - going
+    text = f"Keeps {staying} step{'s' if staying != 1 else ''}, would delete {going}"
+    if going:
+        text += f" ({size_text(plan.delete_bytes)}). Run again with --apply to delete them"
+    errors.print(f"{text}.", soft_wrap=True)
 
 
 def _decision(decision: RetentionDecision) -> tuple[Any, ...]:

@@ -111,7 +111,15 @@ RUN/steps/N. ROOT/ may stand before RUN; without it, the only root that has the 
 URI or path of a run's folder stands for ROOT/RUN.
 """
 EPILOG: Final = "\n".join(
-    ("\b", "Exit status:", *(f"  {status:<5}{text}" for status, text in MEANINGS.items()))
+    (
+        "\b",
+        "Exit status:",
+        *(f"  {status:<5}{text}" for status, text in MEANINGS.items()),
+        "",
+        "\b",
+        "Words such as attempt, lease, item, leaf and record:",
+        "  /help on the server's page, docs/reference/glossary.md in the documentation",
+    )
 )
 
 app = typer.Typer(
@@ -257,7 +265,7 @@ def work(
     adopt_from: AdoptFromOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a worker that executes jobs of a control plane.
+    """Run a background worker: it executes the jobs of a control plane.
 
     It needs the settings of the server (CAIRN_*), and a name that no other live worker has. SIGTERM
     or Ctrl-C ends it; interrupted jobs continue at its next start, or another worker takes them

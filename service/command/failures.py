@@ -23,6 +23,7 @@ from cairn.service.errors import (
     SetUpError,
     WatchEndedError,
 )
+from cairn.service.sentences import sentence_of
 from cairn.storage import errors as storage_errors
 from cairn.storage.errors import StorageError
 
@@ -187,8 +188,8 @@ def usage_problem(detail: str) -> dict[str, Any]:
 def line_of(error: Exception) -> str:
     """Format an error for people."""
     if not isinstance(error, ProblemResponseError):
-        return str(error)
-    text = str(error.problem.get("detail") or error)
+        return sentence_of(problem_of(error)) if isinstance(error, StorageError) else str(error)
+    text = sentence_of(error.problem) or str(error)
     if exit_status(error) is not ExitStatus.NOT_READY:
         return text
     after = f"Try again in {error.retry_after} s. " if error.retry_after else ""

@@ -121,8 +121,8 @@ def _print_plan(plan: StepPlan) -> None:
     mesh = ", ".join(f"{name}={size}" for name, size in plan.mesh.items())
     shared = f" of {plan.processes} processes" if plan.processes > 1 else ""
     print(f"mesh: {mesh} ({plan.devices} devices{shared})")
-    lacking = f", {plan.misfits} leaves do not" if plan.misfits else ""
-    print("fits: yes" if plan.fits else f"fits: no{lacking}")
+    uneven = f"{plan.misfits} leaves do not divide evenly" if plan.misfits else "does not fit"
+    print(f"sharding: {'divides evenly' if plan.fits else uneven}")
     for problem in plan.problems:
         print(f"problem: {problem}")
     device = plan.bytes_per_device

@@ -20,7 +20,7 @@ from cairn.service.command.activity import Activity, ByteProgress, SnapshotSourc
 from cairn.service.command.addresses import check_run, resolve_run
 from cairn.service.command.options import TIME, UrlOption, console
 from cairn.service.command.output.documents import JsonOption, print_document
-from cairn.service.command.output.listings import subject
+from cairn.service.command.output.listings import kind_name, subject
 from cairn.service.command.output.tables import Cell, print_table, table_of
 from cairn.service.errors import ClientError
 from cairn.service.sizes import Size, size_text
@@ -57,7 +57,7 @@ def top(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show runs, saves in flight and jobs, until q or Ctrl-C.
+    """Live view of runs, saves and jobs, until q or Ctrl-C.
 
     For a save, it shows the bytes in the store and, from the second time on, how fast they grow: a
     bucket shows an object only once it is complete. If standard output is not a terminal, the
@@ -182,7 +182,7 @@ def _job_rows(activity: Activity) -> list[tuple[Cell, ...]]:
     return [
         (
             job.id,
-            str(job.kind),
+            kind_name(job),
             job.state.value,
             *_sizes(rated),
             subject(job),

@@ -10,6 +10,7 @@ from rich.console import Console
 from cairn.service.client.client import Client
 from cairn.service.command.output.bars import bytes_bar
 from cairn.service.command.output.documents import print_line
+from cairn.service.command.output.listings import kind_name
 from cairn.service.errors import OperationFailedError, WatchEndedError
 from cairn.service.schemas import Operation, OperationState
 from cairn.service.sizes import size_text
@@ -111,4 +112,4 @@ def _title(operation: Operation) -> str:
     message = operation.progress.message
     if operation.state is not OperationState.RUNNING or not message:
         message = operation.state.value
-    return f"{operation.kind}: {message}"
+    return f"{kind_name(operation)}: {message}"

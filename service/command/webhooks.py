@@ -19,7 +19,9 @@ from cairn.service.schemas import (
     WebhookList,
 )
 
-webhooks_app: Final = typer.Typer(help="Send events of checkpoints to a URL.", no_args_is_help=True)
+webhooks_app: Final = typer.Typer(
+    help="Manage webhooks, which send events of checkpoints to a URL.", no_args_is_help=True
+)
 
 SHOWN: Final = 50
 """Default number of deliveries to list."""
@@ -62,14 +64,11 @@ def create(
     if json:
         print_document(created if output is None else created.details)
         return
-    place = f"in {output}, " if output is not None else ""
+    place = f" It is saved in {output}."
     if output is None:
         print(created.secret)
-    errors.print(
-        f"The secret of webhook {created.details.id}, {place}for its receiver. It is not told "
-        "again.",
-        soft_wrap=True,
-    )
+        place = " It won't be shown again."
+    errors.print(f"Signing secret of webhook {created.details.id}.{place}", soft_wrap=True)
 
 
 @webhooks_app.command("list")

@@ -1,9 +1,15 @@
 """Addresses of pages and downloads."""
 
 from collections.abc import Mapping
+from typing import Final
 from urllib.parse import quote, urlencode
 
 from cairn.service.schemas import Checkpoint
+
+_MAX_BACK: Final = 20
+"""Number of earlier pages that an address remembers, so that it stays short."""
+
+_FIRST: Final = "-"  # no token has it
 
 
 def run(root: str, name: str, part: str = "") -> str:
@@ -65,3 +71,32 @@ def with_query(path: str, query: Mapping[str, str], **changes: object) -> str:
     parameters = {**query, **changes}
     kept = {name: value for name, value in parameters.items() if value not in (None, "")}
     return path + (f"?{urlencode(kept)}" if kept else "")
+
+
+def first_page(path: str, query: Mapping[str, str]) -> str:
+    """Return the address of a list's first page."""
+    return with_query(path, query, page_token=None, back=None)
+
+
+def next_page(path: str, query: Mapping[str, str], token: str) -> str:
+    """Return the address of a list's next page, which remembers the pages before it.
+
+    A page token leads forward only. The parameter `back` has the tokens of the earlier pages.
+    """
+    current = query.get("page_token")
+    back = [*_back(query), current] if current else [_FIRST]
+    return with_query(path, query, page_token=token, back=".".join(back[-_MAX_BACK:]))
+
+
+def previous_page(path: str, query: Mapping[str, str]) -> str | None:
+    """Return the address of the page before; None on the first page, and if it is not known."""
+    back = _back(query)
+    if not query.get("page_token") or not back:
+        return None
+    if back[-1] == _FIRST:
+        return first_page(path, query)
+    return with_query(path, query, page_token=back[-1], back=".".join(back[:-1]))
+
+
+def _back(query: Mapping[str, str]) -> list[str]:
+    return [token for token in query.get("back", "").split(".") if token][-_MAX_BACK:]

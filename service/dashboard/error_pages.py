@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cairn.service.dashboard.rendering import page
 from cairn.service.http.problems import answer
+from cairn.service.sentences import sentence_of
 
 _PROBLEM: Final = "application/problem+json"
 _API: Final = "/v1/"
@@ -72,6 +73,7 @@ async def _answer_page(
     scope: Scope, receive: Receive, send: Send, start: Message, body: bytes
 ) -> None:
     problem = cast(dict[str, Any], json.loads(body))
+    problem["detail"] = sentence_of(problem)
     part = "hx-request" in Headers(scope=scope)
     template = "parts/problem.html" if part else "error.html"
     scope.setdefault("state", {})

@@ -9,12 +9,21 @@ from typing import Any, Final
 
 from markupsafe import Markup, escape
 
-from cairn.service.schemas import Artifact
+from cairn.service.schemas import Artifact, Operation
 from cairn.storage.arrays.leaf_paths import keys_of
 from cairn.storage.store.clock import utc_now
 
 _UNITS: Final = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 _STATES: Final = {"in_flight": "saving", "listed": "available", "trashed": "in trash"}
+_OPERATIONS: Final = {
+    "adopt": "Import",
+    "convert": "Export",
+    "gather": "Merge to one file",
+    "gc": "Garbage removal",
+    "retention": "Delete by policy",
+    "verify": "Verification",
+}
+_RESTORES: Final = {"fork": "Fork", "rollback": "Rollback"}
 _LARGE: Final = 1e6
 _EXACT: Final = 1e15
 _SMALL: Final = 1e-3
@@ -110,6 +119,25 @@ def export_name(artifact: Artifact) -> str:
     if artifact.kind.value == "gather":
         return "One safetensors file"
     return "GGUF file" if artifact.options.get("format") == "gguf" else "Hugging Face files"
+
+
+def is_known_operation(operation: Operation) -> bool:
+    """Return False for the kinds of operations that only a newer server starts."""
+    return operation.kind in _OPERATIONS or operation.kind == "restore"
+
+
+def operation_name(operation: Operation) -> str:
+    """Name the kind of an operation; an unknown kind is its own name."""
+    if operation.kind == "restore":
+        return _RESTORES.get(str(operation.request.get("mode")), "Fork")
+    return _OPERATIONS.get(operation.kind, operation.kind)
+
+
+def operation_title(operation: Operation) -> str:
+    """Name an operation with its run and step: `Export of llama, step 400`."""
+    run, step = operation.request.get("run"), operation.request.get("step")
+    subject = f" of {run}" if run else ""
+    return f"{operation_name(operation)}{subject}" + (f", step {step}" if step is not None else "")
 
 
 def quoted(text: str) -> Markup:

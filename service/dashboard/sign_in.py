@@ -44,15 +44,15 @@ async def sign_in(request: Request) -> Response:
     key, target = form.get("key", [""])[0].strip(), form.get("next", ["/"])[0]
     if not is_local(request.scope) and request.headers["origin"].lower().startswith("http:"):
         return _form(
-            request, target, "Browsers keep a session by https only: ask for that address."
+            request, target, "Signing in needs https: open this page at its https address."
         )
     authenticator = cast(Authenticator, request.app.state.authenticator)
     try:
         secret = await authenticator.sign_in(key, peer_name(request.scope))
     except UnauthenticatedError as exc:
-        return _form(request, target, "That key does not count here.", exc)
+        return _form(request, target, "Invalid or expired key.", exc)
     except TooManyRequestsError as exc:
-        return _form(request, target, "Not now.", exc)
+        return _form(request, target, "Too many attempts.", exc)
     answer = RedirectResponse(own_path(target), HTTPStatus.SEE_OTHER)
     set_cookie(answer, request.scope, secret)
     return answer

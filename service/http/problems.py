@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from cairn.service.errors import ProblemError
+from cairn.service.http.field_errors import field_detail
 from cairn.service.observability.ids import REQUEST_ID_HEADER, request_id
 from cairn.service.schemas import MAX_ERRORS, MORE_ERRORS, FieldProblem, Problem
 from cairn.storage import errors as storage_errors
@@ -254,10 +255,7 @@ def _error_detail(error: Mapping[str, Any]) -> str:
     """Return a validation error's message, with the refused value unless that is a container."""
     if error["type"] == "json_invalid":
         return f"expected JSON, found text that is none: {error['ctx']['error']}"
-    actual = error.get("input")
-    plain = isinstance(actual, str | int | float | None) and error["type"] != "missing"
-    actual = actual[:_SHOWN] if isinstance(actual, str) else actual
-    return f"{error['msg']}, found {repr(actual)[:_SHOWN]}" if plain else str(error["msg"])
+    return field_detail(error)
 
 
 def _clipped(text: str, most: int = _SHOWN) -> str:

@@ -120,7 +120,7 @@ def test_a_save_to_what_is_no_run_is_refused(store, state, case):
 
 
 RUNS = "/v1/roots/default/runs"
-PATTERN = "String should match pattern '^[A-Za-z0-9][A-Za-z0-9._=+-]{0,127}$'"
+PATTERN = "can't be used here: use letters, digits, '.', '_', '=', '+' and '-'"
 LINK = "a symbolic link to somewhere else"
 UNLINK = "Replace the link by what it leads to"
 NO_STEP = "Choose a listed step"
@@ -184,7 +184,7 @@ def test_a_run_name_that_leads_elsewhere_is_a_problem(plane, name):
     assert problem["type"] == "urn:cairn:problem:invalid-request"
     assert problem["errors"][0]["field"] == "path.run"
     assert PATTERN in problem["detail"]
-    assert ", found '" in problem["detail"]
+    assert problem["detail"].startswith("path.run: '")
 
 
 @pytest.mark.parametrize("name", ["..", "../tiny", "/etc", "gs://bucket/run", "a/b", ""])
@@ -192,7 +192,7 @@ def test_a_fork_to_a_name_that_leads_elsewhere_is_a_problem(plane, name):
     body = {"mode": "fork", "run": name}
     answer = httpx.post(f"{plane}{RUNS}/tiny/checkpoints/2:restore", json=body)
     assert answer.status_code == 422, answer.text
-    assert answer.json()["detail"] == f"body.run: {PATTERN}, found {name!r}"
+    assert answer.json()["detail"].startswith(f"body.run: {name!r} {PATTERN}")
 
 
 CALLS = {
@@ -216,20 +216,20 @@ def test_the_client_raises_the_problem_that_it_was_told(plane, call):
 
 
 COMMANDS = [
-    (3, ("checkpoints", "nope"), "ROOT/nope", "a folder with run.json", "nothing", LIST),
-    (3, ("convert", "tiny@nope"), "ROOT/tiny", "an alias 'nope'", "aliases: none",
+    (3, ("checkpoints", "nope"), 'There is no run "nope" in root "default".', LIST),
+    (3, ("convert", "tiny@nope"), """no alias 'nope' in run "tiny" (aliases: none).""",
      "Promote a step"),
-    (3, ("gather", "tiny/steps/9"), "ROOT/tiny", "step 9", "steps 1, 2", NO_STEP),
+    (3, ("gather", "tiny/steps/9"), 'There is no step 9 in run "tiny" (steps 1, 2).', NO_STEP),
     (4, ("convert", "busy/steps/7"), "ROOT/busy/attempts/2/7", "a complete step",
      "a save in flight", IN_FLIGHT),
     (4, ("fork", "busy/steps/7", "new"), "ROOT/busy/attempts/2/7", "a complete step",
      "a save in flight", IN_FLIGHT),
     (7, ("checkpoints", "link"), "ROOT/link", "a path below", LINK, UNLINK),
-    (2, ("convert", "../tiny"), "'../tiny'", "RUN, RUN@ALIAS, RUN@best:METRIC or RUN/steps/N",
-     "another form", LIST),
+    (2, ("convert", "../tiny"), "'../tiny'", "a path without '..'", "found '..'",
+     "Give the absolute path."),
     (2, ("path", "ftp://host/tiny"), "ftp://host/tiny", SCHEMES, "'ftp:'", "Use one of these"),
-    (3, ("path", "ROOT/plain"), "ROOT/plain", "a folder with run.json", "a folder without it",
-     LIST),
+    (3, ("path", "ROOT/plain"), "There is no run", "at file://ROOT/plain",
+     "a folder without run.json", LIST),
 ]  # fmt: skip
 
 
@@ -240,7 +240,8 @@ def test_a_command_on_what_is_no_checkpoint_fails_with_one_line(store, plane, ca
     assert (ended.returncode, ended.stdout) == (status, "")
     assert ended.stderr.startswith("cairn: ")
     assert ended.stderr.count("\n") == 1
-    says(ended.stderr, *(text.replace("ROOT", str(store.root)) for text in texts))
+    for text in texts:
+        assert text.replace("ROOT", str(store.root)) in ended.stderr
 
 
 def test_a_run_or_a_bucket_that_is_not_there_is_told_from_gs_too(gcs, state):

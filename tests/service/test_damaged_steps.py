@@ -271,7 +271,7 @@ def test_pages_say_it_and_ask_for_the_reason(http, verified):
     assert page.count('name="despite_damage" required') == 3  # export, fork, roll back
     card = page[page.index(f'id="{verified["id"]}"') :].partition("</article>")[0]
     assert "Verify again" in card
-    assert "Resume" not in card
+    assert "Retry" not in card
     run = http.get("/ui/default/llama").text
     assert "A step of this run is damaged" in run
     assert "1 damaged step" in run

@@ -9,7 +9,9 @@ from sqlalchemy.exc import OperationalError
 
 from cairn import StorageError
 from cairn.service.errors import InvalidRequestError, ProblemError
+from cairn.service.http.field_errors import field_detail
 from cairn.service.http.problems import install_handlers, problem_from
+from cairn.service.schemas import SIZE_PATTERN
 from cairn.storage import errors as storage_errors
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.seams import errors as service_errors
@@ -117,6 +119,25 @@ def test_every_kind_of_problem_has_a_name_of_its_own():
     types = [problem_from(kind("broken"), instance="/x").type for kind in STORAGE_ERRORS]
     assert len(set(types)) == len(types)
     assert "urn:cairn:problem:internal" not in types
+
+
+def patterns_of(node):
+    """Every regular expression that a document of OpenAPI has for a text."""
+    if isinstance(node, dict):
+        if isinstance(node.get("pattern"), str):
+            yield node["pattern"]
+        node = list(node.values())
+    if isinstance(node, list):
+        for inner in node:
+            yield from patterns_of(inner)
+
+
+def test_a_text_that_does_not_match_is_told_in_words_what_does(app):
+    # Headers and sizes have errors of their own.
+    texts = [one for one in {*patterns_of(app.openapi())} - {SIZE_PATTERN} if '"' not in one]
+    for pattern in texts:
+        mismatch = {"type": "string_pattern_mismatch", "ctx": {"pattern": pattern}, "input": "?"}
+        assert field_detail(mismatch).startswith("'?' can't be used here: "), pattern
 
 
 def test_error_tree_in_the_docstring_is_the_tree():

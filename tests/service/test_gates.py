@@ -71,8 +71,8 @@ def test_a_step_is_refused_with_every_reason(run, gated):
             "metrics.bleu",
             "exported",
         ]
-        assert "metric loss: 3, expected at most 2" in answer.json()["detail"]
-        assert "label owner: none, expected any" in answer.json()["detail"]
+        assert "metric loss must be at most 2, it is 3" in answer.json()["detail"]
+        assert "label owner must be set, it is not set" in answer.json()["detail"]
         assert run.aliases.get("production") is None
 
 

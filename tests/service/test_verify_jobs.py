@@ -233,7 +233,7 @@ def test_a_run_without_its_first_record_is_mended_by_the_command(url, root):
     assert cairn_here("verify", "headless", url=url).returncode == 0
     ran = cairn_here("repair", "nothing", url=url)
     assert ran.returncode == 3
-    assert "no such run" in ran.stderr.lower()
+    assert 'There is no run "nothing"' in ran.stderr
 
 
 def test_the_command_refuses_what_it_cannot_mean(url):

@@ -1,10 +1,10 @@
 """Typed HTTP client of the control plane.
 
-async with AsyncClient("http://127.0.0.1:8321") as cairn:
-    newest = await anext(cairn.checkpoints("llama-sft"))
-    await cairn.promote("llama-sft", newest.step, "production", expect=None, reason="first release")
-    operation = await cairn.convert("llama-sft", newest.step)
-    async for state in cairn.follow(operation.id):
+async with AsyncClient("http://127.0.0.1:8321") as client:
+    newest = await anext(client.checkpoints("llama-sft"))
+    await client.promote("llama-sft", newest.step, "production", expect=None, reason="release 1")
+    operation = await client.convert("llama-sft", newest.step)
+    async for state in client.follow(operation.id):
         print(state.state, state.progress.done_bytes)
 """
 

@@ -62,7 +62,7 @@ class AsyncConnection:
             raise unreachable(self.url, exc) from exc
 
     async def __aenter__(self) -> Self:
-        """Use as `async with AsyncClient() as cairn:`."""
+        """Use as `async with AsyncClient() as client:`."""
         return self
 
     async def __aexit__(self, *failure: object) -> None:

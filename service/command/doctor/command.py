@@ -51,7 +51,7 @@ def doctor(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Find problems of this installation, and show how to fix them.
+    """Check this installation and suggest fixes.
 
     The command checks settings, roots, databases, the installation and the control plane, with the
     CAIRN_* variables of this shell: run it where the server or the job runs. It changes nothing,

@@ -92,13 +92,19 @@ def _operation(operation: Operation) -> tuple[Cell, ...]:
     progress = operation.progress
     return (
         operation.id,
-        str(operation.kind),
+        kind_name(operation),
         operation.state.value,
         Size(progress.done_bytes),
         None if progress.total_bytes is None else Size(progress.total_bytes),
         operation.created,
         subject(operation),
     )
+
+
+def kind_name(operation: Operation) -> str:
+    """Name the kind of an operation; a restore is a fork or a rollback."""
+    mode = operation.request.get("mode") if operation.kind == "restore" else None
+    return str(mode or operation.kind)
 
 
 def subject(operation: Operation) -> str | None:

@@ -1,13 +1,15 @@
 """Fields that a form of a page sends."""
 
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 from urllib.parse import parse_qs
 
 from fastapi import Depends, Request, Response
 from pydantic import BaseModel, ValidationError
 
 from cairn.service.errors import InvalidRequestError
+from cairn.service.http.field_errors import field_detail
 
 MAX_FIELDS = 100
 
@@ -71,7 +73,10 @@ def body_of(kind: type[Body], **values: object) -> Body:
         return kind.model_validate(values)
     except ValidationError as exc:
         errors = [
-            {"field": ".".join(map(str, error["loc"])) or "form", "detail": str(error["msg"])}
+            {
+                "field": ".".join(map(str, error["loc"])) or "form",
+                "detail": field_detail(cast(Mapping[str, Any], error), is_value_shown=False),
+            }
             for error in exc.errors()
         ]
         detail = "; ".join(f"{error['field']}: {error['detail']}" for error in errors)

@@ -2,9 +2,9 @@
 // Shows the API's own description; what is tried out from here says what a page of ours says.
 
 // Its own look for dark paper hangs on a class of the page.
-const dark = matchMedia("(prefers-color-scheme: dark)");
-const wearIt = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
-dark.addEventListener("change", wearIt);
+const wearIt = () => document.documentElement.classList.toggle("dark-mode", isDark());
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", wearIt);
+document.addEventListener("cairn:theme", wearIt);
 wearIt();
 
 document.addEventListener("DOMContentLoaded", () => {

@@ -19,7 +19,7 @@ async function copy(button) {
     range.selectNodeContents(code);
     getSelection().removeAllRanges();
     getSelection().addRange(range);
-    announce("Marked: press Ctrl+C");
+    announce("Selected: press Ctrl+C");
   }
 }
 
@@ -37,8 +37,30 @@ function ago(moment) {
 }
 
 setInterval(() => {
-  for (const time of document.querySelectorAll("time[datetime]")) time.textContent = ago(time.dateTime);
+  for (const time of document.querySelectorAll("time[datetime]:not(.utc)")) time.textContent = ago(time.dateTime);
 }, 10_000);
+
+// A time says what it is in UTC, as in logs, and on the clock of who points at it.
+document.addEventListener("mouseover", (event) => {
+  const time = event.target.closest?.("time[datetime]");
+  if (!time) return;
+  const moment = new Date(time.dateTime);
+  const utc = `${moment.toISOString().slice(0, 19).replace("T", " ")} UTC`;
+  time.title = `${utc}\n${moment.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "long" })}`;
+});
+
+// Whoever moves the alias that others serve from is asked first.
+const ASKED_FOR = "production";
+
+document.addEventListener("htmx:confirm", (event) => {
+  const form = event.target.closest?.("form[data-promote]");
+  if (!form || form.elements.alias.value.trim() !== ASKED_FOR) return;
+  const seen = form.querySelector(`[name="seen"][value^="${ASKED_FOR}="]`);
+  const step = form.dataset.promote;
+  if (!seen || seen.dataset.step === step) return;
+  event.preventDefault();
+  if (confirm(`Move ${ASKED_FOR} from step ${seen.dataset.step} to step ${step}?`)) event.detail.issueRequest(true);
+});
 
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-copy]");
@@ -84,7 +106,7 @@ document.addEventListener("htmx:afterSwap", (event) => {
 // A button that htmx does not know yet does nothing: cairn.css lets nobody press it until then.
 document.addEventListener("htmx:load", () => { document.documentElement.dataset.ready = ""; }, { once: true });
 
-document.addEventListener("htmx:sendError", () => announce("The server does not answer. Try again."));
+document.addEventListener("htmx:sendError", () => announce("No response from the server. Try again."));
 
 // A file may be chosen in place of its text; nothing is sent before the form is.
 for (const chooser of document.querySelectorAll("input[data-fills]")) {

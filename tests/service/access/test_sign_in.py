@@ -79,7 +79,7 @@ def test_sign_in_without_https_says_so(app, keys):
     with TestClient(app, base_url="http://cairn.example", client=ELSEWHERE) as http:
         answer = sign_in(http, keys.make("ci"), origin="http://cairn.example")
     assert answer.status_code == 401
-    assert "https only" in answer.text
+    assert "needs https" in answer.text
     assert "set-cookie" not in answer.headers
 
 
@@ -90,7 +90,7 @@ def test_wrong_key_is_refused_on_the_page_and_not_repeated(http, key):
     answer = sign_in(http, key)
     assert answer.status_code == 401
     assert "set-cookie" not in answer.headers
-    assert "That key does not count here." in answer.text
+    assert "Invalid or expired key." in answer.text
     assert not key or key == "ck_" or key not in answer.text.replace("<body>", "")
 
 

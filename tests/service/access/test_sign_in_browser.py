@@ -38,11 +38,11 @@ def test_browser_signs_in_exports_by_button_and_signs_out(tmp_path):
         page.get_by_role("button", name="Sign in").click()
         expect(page).to_have_url(f"{url}/ui/default/tiny")
         page.goto(f"{url}/ui/default/tiny/steps/2")
-        page.get_by_role("button", name="Export to PyTorch").click()
+        page.get_by_role("button", name="Export", exact=True).click()
         card = page.locator(".operation").first
         expect(card).to_have_attribute("data-state", "succeeded", timeout=30_000)
         page.get_by_role("button", name="Promote").click()
-        expect(page.get_by_role("alert")).to_contain_text("production points at step 2 now")
+        expect(page.get_by_role("alert")).to_contain_text("production now points to step 2")
         expect(page.get_by_role("link", name="Keys")).to_have_count(0)
         assert page.evaluate("document.cookie") == ""
         page.goto(f"{url}/ui/default/tiny")

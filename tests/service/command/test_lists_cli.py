@@ -138,7 +138,7 @@ def test_best_by_a_metric_is_the_same_step_by_a_server_as_in_the_store(noted, be
         ("run@best:eval/loss:max", 2, "found that steps say min. Ask for the best as the steps"),
         ("torn@best:eval/loss", 2, "found that steps say min and max"),
         ("run@best:eval/los:min", 3, "Did you mean 'eval/loss'?"),
-        ("none@best:eval/loss:min", 3, "no such run"),
+        ("none@best:eval/loss:min", 3, 'There is no run "none"'),
         ("run@best:", 2, "expected RUN, RUN@ALIAS, RUN@best:METRIC or RUN/steps/N"),
     ],
 )

@@ -49,7 +49,10 @@ def test_a_table_has_a_line_for_leaves_that_are_alike(ask):
     done = ask("--mesh", "fsdp=4,tp=2", "--processes", 2)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[:2] == ["mesh: dp=1, fsdp=4, tp=2, sp=1 (8 devices of 2 processes)", "fits: yes"]
+    assert lines[:2] == [
+        "mesh: dp=1, fsdp=4, tp=2, sp=1 (8 devices of 2 processes)",
+        "sharding: divides evenly",
+    ]
     assert lines[2].startswith("each device: ")
     (up,) = [line for line in lines if "\tmodel/layers/*/mlp/up_proj/kernel\t3\t" in line]
     assert up.split("\t")[3:7] == ["32x64", "float32", "fsdp, tp", str(8 * 32 * 4)]
@@ -61,7 +64,7 @@ def test_what_does_not_fit_is_named_once_and_the_status_says_so(ask):
     done = ask("--mesh", "tp=4")
     assert done.returncode == 1
     lines = done.stdout.splitlines()
-    assert lines[1] == "fits: no, 6 leaves do not"
+    assert lines[1] == "sharding: 6 leaves do not divide evenly"
     (told,) = [line for line in lines if line.startswith("does not fit: ")]
     assert told == (
         "does not fit: model/model/layers/0/self_attn/k_proj/kernel and 5 more: "
@@ -135,7 +138,7 @@ def test_large_leaves_that_stay_whole_and_problems_of_the_config_are_told(tmp_pa
     done = cairn_here("plan", str(tmp_path / "run"), "--mesh", "x=8", "--rules", str(rules))
     assert done.returncode == 1
     lines = done.stdout.splitlines()
-    assert lines[1] == "fits: no"
+    assert lines[1] == "sharding: does not fit"
     assert "names mesh axis" in next(line for line in lines if line.startswith("problem: "))
     whole = next(line for line in lines if line.startswith("whole: "))
     assert whole.startswith("whole: model/lm_head/kernel: large, and only the catch-all rule '.*'")

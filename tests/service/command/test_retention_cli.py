@@ -35,7 +35,7 @@ def test_step_is_deleted_and_had_back(url, root):
     (row,) = rows(cairn_here("checkpoints", "taken-back", "--state", "trashed", url=url))
     assert row["step"] == "1"
     again = cairn_here("delete", "taken-back/steps/1", url=url)
-    refused(again, "found step 1 trashed", status=3)
+    refused(again, "(step 1 trashed)", status=3)
     done = cairn_here("undelete", "taken-back/steps/1", url=url)
     assert (done.returncode, done.stdout) == (0, "taken-back/steps/1 (attempt 1) is listed\n")
     assert listed(root, "taken-back") == [1, 2]
@@ -83,7 +83,10 @@ def test_policy_is_shown_and_then_applied(url, root):
     assert found["3"] == ("keep", "best 1 by eval/loss (min)")
     assert found["2"] == ("keep", "label eval")
     assert found["1"] == ("delete", "no rule keeps it")
-    assert "4 kept, 4 not, 256 bytes; could be deleted with --apply" in shown.stderr
+    assert (
+        "Keeps 4 steps, would delete 4 (256 B). Run again with --apply to delete them."
+        in shown.stderr
+    )
     assert listed(root, "pruned") == list(range(1, 9))
     done = cairn_here("prune", "pruned", *policy, "--grace", "1h", "--apply", "--watch", url=url)
     assert result(done)["kept"] == "4"

@@ -41,21 +41,21 @@ def page(browser, plane):
 def test_webhook_is_made_tested_and_deleted(page):
     with receiving() as receiver:
         page.goto("/webhooks")
-        page.get_by_label("Address (https)").fill(receiver.url)
+        page.get_by_label("URL (https)").fill(receiver.url)
         page.get_by_label("alias.moved").check()
-        page.get_by_role("button", name="Make webhook").click()
+        page.get_by_role("button", name="Create webhook").click()
         expect(page.get_by_role("alert")).to_contain_text("whsec_")
         page.goto("/webhooks")
         expect(page.locator("main")).not_to_contain_text("whsec_")
         page.get_by_role("link", name=receiver.url).click()
-        page.get_by_role("button", name="Send a test").click()
+        page.get_by_role("button", name="Send test event").click()
         rows = page.locator("#deliveries tbody tr")
         expect(rows).to_have_count(1)
         receiver.wait(receiver.taken)
         page.reload()
         expect(rows).to_contain_text("delivered")
     page.get_by_role("button", name="Delete").click()
-    expect(page.get_by_role("heading", name="Nobody is told yet")).to_be_visible()
+    expect(page.get_by_role("heading", name="No webhooks yet")).to_be_visible()
 
 
 def add_root(page, name, run):
@@ -110,13 +110,13 @@ def test_alias_is_deleted_whatever_its_name_has(page, alias):
 
 def test_retention_is_applied_and_its_job_is_there_after_a_reload(page, kept):
     page.goto("/ui/default/kept/storage")
-    page.get_by_label("Last steps").fill("2")
+    page.get_by_label("Keep last N steps").fill("2")
     page.get_by_role("button", name="Preview").click()
     page.get_by_role("button", name=re.compile(r"Delete \d+ steps")).click()
     card = page.locator("#retention-result .operation")
     expect(card).to_have_attribute("data-state", "succeeded", timeout=30_000)
     page.goto("/operations")
-    expect(page.locator("main")).to_contain_text(re.compile("retention", re.IGNORECASE))
+    expect(page.locator("main")).to_contain_text("Delete by policy")
     page.goto("/ui/default/kept")
     expect(page.locator("tr[data-step='4']")).to_contain_text("available")
     expect(page.locator("tr[data-step='1']")).to_contain_text("in trash")
@@ -126,7 +126,7 @@ def test_garbage_is_collected(page, kept):
     kept.objects.write(f"{step_dir(1, 3)}/model/data", b"12345")
     delete_step(kept, kept.step(3), by="ana", grace=0)
     page.goto("/ui/default/kept/storage")
-    page.get_by_role("button", name="Collect garbage").click()
+    page.get_by_role("button", name="Remove garbage").click()
     card = page.locator("#care-result .operation")
     expect(card).to_have_attribute("data-state", "succeeded", timeout=30_000)
     assert kept.objects.read(f"{step_dir(1, 3)}/model/data") is None

@@ -25,7 +25,7 @@ def test_file_of_a_step_is_downloaded_as_it_lies_in_the_store(page, trained, tmp
         download.value.save_as(target)
         assert download.value.suggested_filename == name.rpartition("/")[2]
         assert target.read_bytes() == (trained / "tiny/attempts/1/2" / name).read_bytes()
-    expect(page.get_by_role("heading", name="Files of the step")).to_be_visible()
+    expect(page.get_by_role("heading", name="Checkpoint files")).to_be_visible()
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +35,9 @@ def saved_by_orbax(trained):
 
 
 def ask(page, folder, run):
-    page.get_by_label("Folder that Orbax was given").fill(folder)
-    page.get_by_label("Name of the run").fill(run)
-    page.get_by_role("button", name="Adopt", exact=True).click()
+    page.get_by_label("Orbax folder").fill(folder)
+    page.get_by_label("Run name").fill(run)
+    page.get_by_role("button", name="Import", exact=True).click()
 
 
 def test_folder_of_plain_orbax_becomes_a_run_whose_files_are_its_owners(
@@ -48,7 +48,7 @@ def test_folder_of_plain_orbax_becomes_a_run_whose_files_are_its_owners(
     ask(page, saved_by_orbax, "adopted")
     card = page.locator("#adopt-result .operation")
     expect(card).to_have_attribute("data-state", "succeeded", timeout=30_000)
-    expect(card).to_contain_text("2 adopted")
+    expect(card).to_contain_text("2 imported")
     card.get_by_role("link", name="Open adopted").click()
     expect(page.locator("#steps tbody tr td.title")).to_have_text(["10", "5"])
     page.goto("/ui/default/adopted/steps/10/files")
@@ -65,7 +65,7 @@ def test_folder_of_plain_orbax_becomes_a_run_whose_files_are_its_owners(
     expect(page.locator("#audit")).to_contain_text("run.adopt")
     page.goto("/adopt")
     ask(page, saved_by_orbax, "adopted")  # again: nothing is new
-    expect(card).to_contain_text("0 adopted, 2 as before", timeout=30_000)
+    expect(card).to_contain_text("0 imported, 2 unchanged", timeout=30_000)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,6 @@ def model_of_orbax(trained):
 
 
 def describe(page, config, rules):
-    page.get_by_text("With a model, so that the steps can be exported").click()
     page.get_by_label("Config: Hugging Face's config.json").fill(config)
     page.get_by_label("Map of paths, as JSON").fill(rules)
 
@@ -85,7 +84,6 @@ def test_folder_is_adopted_with_a_model_from_files_and_can_be_exported(
 ):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG.to_hf()))
     page.goto("/adopt")
-    page.get_by_text("With a model, so that the steps can be exported").click()
     page.get_by_label("Config from a file").set_input_files(tmp_path / "config.json")
     config = page.get_by_label("Config: Hugging Face's config.json")
     expect(config).to_have_value((tmp_path / "config.json").read_text())
@@ -94,7 +92,7 @@ def test_folder_is_adopted_with_a_model_from_files_and_can_be_exported(
     card = page.locator("#adopt-result .operation")
     expect(card).to_have_attribute("data-state", "succeeded", timeout=30_000)
     page.goto("/ui/default/with-model/steps/5")
-    page.get_by_role("button", name="Export to PyTorch").click()
+    page.get_by_role("button", name="Export", exact=True).click()
     export = page.locator(".operation[data-name=Export]").first
     expect(export).to_have_attribute("data-state", "succeeded", timeout=30_000)
 
@@ -141,7 +139,7 @@ def test_what_can_not_be_adopted_is_told_where_it_was_asked(
         alert = page.locator("#adopt-result").get_by_role("alert")
         expect(alert).to_contain_text(told)
         expect(alert).to_be_focused()
-        expect(page.get_by_label("Folder that Orbax was given")).to_have_value(folder)
+        expect(page.get_by_label("Orbax folder")).to_have_value(folder)
 
 
 def test_without_scripts_an_error_of_adopting_is_a_page(browser, plane, saved_by_orbax):

@@ -38,6 +38,23 @@ def test_browser_reads_a_page_and_a_program_json(http, root, path, status):
     assert told.json()["status"] == status
 
 
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("/nothing", "Page not found."),
+        ("/ui/other/run", "There is no root &#34;other&#34; on this server."),
+        ("/ui/default/none", "There is no run &#34;none&#34; in root &#34;default&#34;."),
+        ("/ui/default/run/steps/7", "There is no step 7 in run &#34;run&#34; (steps 1)."),
+        ("/ui/default/a b", "use letters, digits, &#39;.&#39;, &#39;_&#39;, &#39;=&#39;"),
+    ],
+)
+def test_page_of_what_is_not_there_says_so_in_a_sentence(http, root, path, sentence):
+    make_run(root / "run", [1])
+    page = http.get(path, headers=HTML)
+    assert sentence in page.text
+    assert "expected" not in page.text
+
+
 def test_below_the_api_everybody_is_answered_json(http):
     answer = http.get("/v1/runs?nonsense=1", headers=HTML)
     assert answer.headers["content-type"] == "application/problem+json"
@@ -59,7 +76,8 @@ def test_form_that_cannot_be_is_answered_with_a_part_that_says_why(http, root):
     answer = http.post(PROMOTE, data={"alias": "7"}, headers=FORM)
     assert answer.status_code == 422
     assert answer.text.startswith('<div class="notice bad" role="alert">')
-    assert "alias" in answer.text
+    assert "a number alone is a step, not an alias" in answer.text
+    assert "[A-Za-z" not in answer.text
 
 
 def test_what_a_form_says_is_text_wherever_it_is_shown(http, root):
@@ -92,7 +110,7 @@ def test_alias_that_moved_since_the_page_was_shown_stays(http, root):
     later = PROMOTE.replace("/1/", "/2/")
     unseen = http.post(later, data={"alias": "best"}, headers=FORM)
     assert unseen.status_code == 412
-    assert "Somebody was faster" in unseen.text
+    assert "Already changed by" in unseen.text
     stale = http.post(later, data={"alias": "best", "seen": "best=99"}, headers=FORM)
     assert stale.status_code == 412
     alias = http.get("/v1/roots/default/runs/run/aliases/best").json()

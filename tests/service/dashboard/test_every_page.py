@@ -35,6 +35,7 @@ PAGES = (
     "/audit",
     "/webhooks",
     "/keys",
+    "/help",
 )
 
 SERIOUS = """async (rules) => {

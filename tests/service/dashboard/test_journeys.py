@@ -20,7 +20,7 @@ def test_newcomer_finds_a_run_and_looks_into_a_tensor(page):
     expect(row).to_contain_text("available")
     row.get_by_role("link", name="2", exact=True).click()
     page.get_by_role("link", name="Tensors").click()
-    page.get_by_label("Search in paths").fill("layers 0 gate")
+    page.get_by_label("Search paths").fill("layers 0 gate")
     link = page.get_by_role("link", name="layers/0/mlp/gate_proj/kernel")
     expect(page.get_by_role("table").get_by_role("link")).to_have_count(1)
     link.click()
@@ -28,8 +28,8 @@ def test_newcomer_finds_a_run_and_looks_into_a_tensor(page):
     expect(page.get_by_role("img", name=re.compile("Histogram from"))).to_be_visible()
     picture = page.get_by_role("img", name=re.compile("Values of"))
     expect(picture).to_have_js_property("naturalWidth", 64)
-    page.get_by_label("Devices along each axis").fill("fsdp=8")
-    page.get_by_role("button", name="Draw").click()
+    page.get_by_label("Mesh", exact=True).fill("fsdp=8")
+    page.get_by_role("region", name="Sharding on a mesh").get_by_role("button").click()
     expect(page.get_by_text("4 × 64, 1.0 kB")).to_be_visible()
 
 
@@ -37,7 +37,7 @@ def test_text_typed_before_the_scripts_are_loaded_is_searched_for(page):
     late = []
     page.route("**/htmx.min.js", lambda script: late.append(script))
     page.goto(f"{STEP}/tensors", wait_until="commit")
-    page.get_by_label("Search in paths").fill("layers 0 gate")
+    page.get_by_label("Search paths").fill("layers 0 gate")
     late.pop().continue_()
     expect(page.get_by_role("table").get_by_role("link")).to_have_count(1)
 
@@ -59,7 +59,7 @@ def test_prefix_of_a_leaf_shows_its_level_and_of_nothing_says_so(page):
     page.goto(f"{STEP}/tensors?prefix=model/layers/0/mlp/gate_proj/kernel")
     expect(page.locator("#tensors td.title a")).to_have_text(["kernel"])
     page.goto(f"{STEP}/tensors?prefix=model/lay")
-    expect(page.get_by_role("heading", name="Nothing lies there")).to_be_visible()
+    expect(page.get_by_role("heading", name="Nothing here")).to_be_visible()
     page.get_by_role("link", name="Show the tree").click()
     expect(page.locator("#tensors td.title a").first).to_be_visible()
 
@@ -136,11 +136,11 @@ def test_one_ticked_step_is_not_enough_and_the_other_is_asked_for(page):
 def test_step_is_promoted_with_a_reason_that_its_history_keeps(page):
     page.goto(STEP)
     page.get_by_label("Alias").fill("production")
-    page.get_by_label("Why", exact=True).first.fill("best so far")
+    page.get_by_label("Reason (optional)", exact=True).first.fill("best so far")
     page.get_by_role("button", name="Promote").click()
-    expect(page.get_by_role("alert")).to_contain_text("production points at step 2 now")
+    expect(page.get_by_role("alert")).to_contain_text("production now points to step 2")
     expect(page.locator("#badges")).to_contain_text("production")
-    page.get_by_role("link", name="Its history").click()
+    page.get_by_role("alert").get_by_role("link", name="History").click()
     section = page.get_by_role("region", name="Alias production")
     expect(section).to_contain_text("best so far")
     expect(section).to_contain_text("loopback")
@@ -173,17 +173,17 @@ def test_promotion_after_somebody_else_says_who_was_faster(browser, plane):
         page.get_by_label("Alias").fill("staging")
         page.get_by_role("button", name="Promote").click()
         alert = page.get_by_role("alert")
-        expect(alert).to_contain_text("Somebody was faster")
+        expect(alert).to_contain_text("Already changed by")
         expect(alert).to_contain_text("I am quick")
         expect(alert).to_be_focused()
         assert httpx.get(f"{api}/aliases/staging").json()["sequence"] == faster.json()["sequence"]
-        page.get_by_role("button", name="all the same").click()
-        expect(alert).to_contain_text("staging points at step 2 now")
+        page.get_by_role("button", name="Promote step 2 anyway").click()
+        expect(alert).to_contain_text("staging now points to step 2")
 
 
 def test_export_shows_progress_to_its_end_and_its_files_after_a_reload(page, tmp_path):
     page.goto(STEP)
-    page.get_by_role("button", name="Export to PyTorch").click()
+    page.get_by_role("button", name="Export", exact=True).click()
     card = page.locator(".operation").first
     high = card.bounding_box()["height"]
     expect(card).to_have_attribute("data-state", "succeeded", timeout=30_000)
@@ -213,51 +213,51 @@ def test_job_that_nobody_runs_yet_is_cancelled_and_resumed(browser, trained, tmp
         opened(browser, url) as page,
     ):
         page.goto(STEP)
-        page.get_by_label("Numbers").select_option("float16")
-        page.get_by_role("button", name="Export to PyTorch").click()
+        page.get_by_label("Data type").select_option("float16")
+        page.get_by_role("button", name="Export", exact=True).click()
         card = page.locator(".operation").first
         expect(card).to_have_attribute("data-state", "pending")
         page.reload()
         expect(card).to_contain_text("waiting for a worker")
         card.get_by_role("button", name="Cancel").click()
         expect(card).to_have_attribute("data-state", "cancelled")
-        card.get_by_role("button", name="Resume").click()
+        card.get_by_role("button", name="Retry").click()
         expect(card).to_have_attribute("data-state", "pending")
 
 
 def test_labels_and_metrics_are_set_where_they_are_shown(page):
     page.goto("/ui/default/tiny-fork/steps/1")
     notes = page.locator("#notes")
-    notes.get_by_text("Change").click()
+    notes.get_by_text("Edit").click()
     notes.get_by_label("Name").fill("eval")
     notes.get_by_label("Value").fill("passed")
-    notes.get_by_role("button", name="Set").click()
+    notes.get_by_role("button", name="Save").click()
     expect(notes).to_contain_text("passed")
-    notes.get_by_text("Change").click()
-    notes.get_by_label("Kind").select_option("metric")
+    notes.get_by_text("Edit").click()
+    notes.get_by_label("Type").select_option("metric")
     notes.get_by_label("Name").fill("bleu")
     notes.get_by_label("Value").fill("31.5")
-    notes.get_by_role("button", name="Set").click()
+    notes.get_by_role("button", name="Save").click()
     expect(notes.get_by_role("row", name=re.compile("bleu"))).to_contain_text("31.5")
 
 
 def test_step_goes_to_the_trash_and_comes_back(page):
     page.on("dialog", lambda dialog: dialog.accept())
     page.goto("/ui/default/writing/steps/100")
-    page.get_by_text("More to do").click()
-    page.locator("form[action$='/delete']").get_by_label("Why").fill("too old")
+    page.get_by_text("More actions").click()
+    page.locator("form[action$='/delete']").get_by_label("Reason (optional)").fill("too old")
     page.get_by_role("button", name="Move to trash").click()
     expect(page.get_by_text("In the trash.")).to_be_visible()
     expect(page.get_by_text("too old")).to_be_visible()
-    expect(page.locator("#unlisted")).to_contain_text("and from then on until garbage is collected")
-    page.get_by_role("button", name="Take the deletion back").click()
+    expect(page.locator("#unlisted")).to_contain_text("possibly later")
+    page.get_by_role("button", name="Restore").click()
     expect(page.get_by_role("button", name="Promote")).to_be_visible()
 
 
 def test_fork_is_made_and_the_graph_shows_it(page):
     page.goto(STEP)
-    page.get_by_text("More to do").click()
-    page.get_by_label("Name of the new run").fill("tiny-next")
+    page.get_by_text("More actions").click()
+    page.get_by_label("New run name").fill("tiny-next")
     page.get_by_role("button", name="Fork", exact=True).click()
     card = page.locator("#more-result .operation")
     expect(card).to_have_attribute("data-state", "succeeded", timeout=30_000)
@@ -272,7 +272,7 @@ def test_rollback_names_the_aliases_that_it_would_strand(browser, plane):
     with opened(browser, plane, "409 (Conflict)") as page:
         page.on("dialog", lambda dialog: dialog.accept())
         page.goto("/ui/default/tiny/steps/1")
-        page.get_by_text("More to do").click()
+        page.get_by_text("More actions").click()
         form = page.locator("form[action$='/rollback']")
         expect(form).to_contain_text("production (step 2)")
         form.get_by_role("button", name="Roll back").click()
@@ -281,26 +281,28 @@ def test_rollback_names_the_aliases_that_it_would_strand(browser, plane):
 
 def test_retention_is_previewed_before_anything_is_deleted(page):
     page.goto("/ui/default/writing/storage")
-    page.get_by_label("Last steps").fill("1")
+    page.get_by_label("Keep last N steps").fill("1")
     page.get_by_role("button", name="Preview").click()
-    expect(page.get_by_text("It would delete 1 of 2 steps")).to_be_visible()
+    expect(page.get_by_text("This policy deletes 1 of 2 steps")).to_be_visible()
     page.goto("/ui/default/writing")
     expect(page.locator("tr[data-step='100']")).to_contain_text("available")
 
 
 def test_plan_for_another_mesh_says_what_a_device_holds(page):
     page.goto(f"{STEP}/plan")
-    page.get_by_label("Devices along each axis").fill("fsdp=4")
-    page.get_by_role("button", name="Plan").click()
-    expect(page.get_by_text("It can be loaded so.")).to_be_visible()
-    expect(page.get_by_role("button", name="Copy Python that loads it so")).to_be_visible()
+    page.get_by_label("Mesh", exact=True).fill("fsdp=4")
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_text("Fits this mesh.")).to_be_visible()
+    expect(
+        page.get_by_role("button", name="Copy Python that loads it on this mesh")
+    ).to_be_visible()
 
 
 def test_key_is_made_shown_once_and_revoked(page):
     page.on("dialog", lambda dialog: dialog.accept())
     page.goto("/keys")
-    page.get_by_label("Name, for the audit trail").fill("ci")
-    page.get_by_role("button", name="Make key").click()
+    page.get_by_label("Name (shown in the audit log)").fill("ci")
+    page.get_by_role("button", name="Create key").click()
     expect(page.get_by_role("alert")).to_contain_text("ck_")
     page.get_by_role("link", name="All keys").click()
     expect(page.locator("main")).not_to_contain_text(re.compile(r"ck_[a-z2-7]{12}_"))
@@ -319,7 +321,7 @@ def test_what_was_done_is_in_the_audit_trail(page):
 
 def test_api_is_described_by_a_viewer_of_our_own(page):
     page.goto("/")
-    page.get_by_role("link", name="API").click()
+    page.get_by_role("link", name="API", exact=True).click()
     # A megabyte and a half of script, on a machine that may have much else to do.
     operations = page.get_by_role("link", name="checkpoints", exact=True)
     expect(operations).to_be_visible(timeout=30_000)
@@ -348,7 +350,7 @@ def test_runs_are_reached_and_a_step_promoted_by_keys_alone(page):
     page.keyboard.press("Control+A")
     page.keyboard.type("candidate")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("alert")).to_contain_text("candidate points at step 2 now")
+    expect(page.get_by_role("alert")).to_contain_text("candidate now points to step 2")
     expect(page.get_by_role("alert")).to_be_focused()
 
 
@@ -365,12 +367,12 @@ def _tab_to(page, wanted):
 
 def test_graph_of_a_run_shows_what_was_exported_of_its_steps(page):
     page.goto("/ui/default/tiny/steps/1")
-    page.get_by_label("Numbers").select_option("float32")
-    page.get_by_role("button", name="Export to PyTorch").click()
+    page.get_by_label("Data type").select_option("float32")
+    page.get_by_role("button", name="Export", exact=True).click()
     card = page.locator(".operation").first
     expect(card).to_have_attribute("data-state", "succeeded", timeout=30_000)
     page.goto("/ui/default/tiny/lineage")
-    graph = page.get_by_role("region", name="Graph of what it comes from and what came of it")
+    graph = page.get_by_role("region", name="Graph of parents, forks, exports and rollbacks")
     node = graph.locator("svg a", has_text="Hugging Face files").filter(has_text="of step 1")
     expect(node.first).to_be_visible()
     assert node.first.get_attribute("href").startswith("/artifacts/default~tiny~1~")

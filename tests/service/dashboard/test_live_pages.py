@@ -103,7 +103,7 @@ def test_page_of_a_step_that_is_being_written_becomes_that_of_a_saved_one(
     attempt = begin_saving(run, 9)
     page.clock.install()
     page.goto(f"{place}/steps/9")
-    expect(page.get_by_text("Being written.")).to_be_visible()
+    expect(page.get_by_text("Saving.")).to_be_visible()
     publish(run, attempt.number, 9)
     look(url, name, page)
     expect(page.get_by_role("button", name="Promote")).to_be_visible()
@@ -125,33 +125,34 @@ def test_what_is_ticked_or_typed_stays_until_it_is_done_with(page, url, name, pl
 
 
 def test_promotion_is_told_alike_in_all_of_the_page(page, place):
+    page.on("dialog", lambda dialog: dialog.accept())  # whether production is to move
     page.goto(f"{place}/steps/3")
     for step in (3, 2):
         page.goto(f"{place}/steps/{step}")
         page.get_by_role("button", name="Promote").click()
-        expect(page.get_by_role("alert")).to_contain_text(f"production points at step {step} now")
-        expect(page.locator("#pointing")).to_contain_text(f"production is at step {step}")
-    page.get_by_text("More to do").click()
+        expect(page.get_by_role("alert")).to_contain_text(f"production now points to step {step}")
+        expect(page.locator("#pointing")).to_contain_text(f"production → step {step}")
+    page.get_by_text("More actions").click()
     expect(page.locator("#rollback .notice")).to_have_count(0)
     page.goto(f"{place}/aliases")
     section = page.get_by_role("region", name="Alias production")
-    section.get_by_text("Back to step 3").click()
-    section.get_by_label("Why").fill("better after all")
-    section.get_by_role("button", name="Move production back").click()
-    expect(section).to_contain_text("points at step 3")
+    section.get_by_text("Revert to step 3").click()
+    section.get_by_label("Reason (optional)").fill("better after all")
+    section.get_by_role("button", name="Revert production").click()
+    expect(section.locator(".head")).to_contain_text("step 3")
     expect(section.get_by_role("row").nth(1)).to_contain_text("better after all")
-    expect(page.get_by_role("alert")).to_contain_text("production points at step 3 now")
+    expect(page.get_by_role("alert")).to_contain_text("production now points to step 3")
 
 
 def test_end_of_a_job_is_told_by_what_it_has_changed(page, place):
     page.goto(f"{place}/steps/2")
-    page.get_by_text("More to do").click()
+    page.get_by_text("More actions").click()
     page.get_by_role("button", name="Roll back to step 2").click()
     expect(page.locator(".operation[data-name=Rollback]")).to_contain_text("succeeded")
     expect(page.get_by_role("button", name="Roll back to step 2")).to_have_count(0)
     page.goto(f"{place}/storage?keep_last=1")
-    page.get_by_role("button", name="Delete 1 steps").click()
-    expect(page.locator("#kept")).to_contain_text("It would keep all 1 steps")
+    page.get_by_role("button", name="Delete 1 step").click()
+    expect(page.locator("#kept")).to_contain_text("This policy keeps all 1 steps")
     expect(page.locator("#by-step .state")).to_have_text(["superseded", "available", "in trash"])
 
 
@@ -162,9 +163,9 @@ def test_page_of_a_job_tells_that_it_runs_and_what_came_of_it(page, monkeypatch,
     page.goto(f"/operations/{operation.id}")
     assert hold.reached.wait(PATIENCE)
     expect(page.locator(".operation .state")).to_have_text("running")
-    expect(page.get_by_text("What came of it")).to_have_count(0)
+    expect(page.get_by_role("heading", name="Result")).to_have_count(0)
     hold.opened.set()
-    expect(page.get_by_label("Result")).to_contain_text("artifact_id")
+    expect(page.locator("#result-title + pre")).to_contain_text("artifact_id")
 
 
 def test_job_that_was_started_elsewhere_appears_among_the_operations(page, url, name):
@@ -190,11 +191,11 @@ def test_open_page_goes_on_to_tell_how_long_ago_something_was(page, place):
 def test_page_that_cannot_be_had_anew_says_how_old_it_is(browser, url):
     with opened(browser, url, "ERR_INTERNET_DISCONNECTED") as page:
         page.goto("/")
-        note = page.get_by_text("The server does not give this page anew")
+        note = page.get_by_text("Connection lost")
         expect(note).to_be_hidden()
         page.context.set_offline(True)
         page.evaluate("renew()")
-        expect(note).to_have_text(re.compile(r"what was so (just now|.* ago)\.$"))
+        expect(note).to_have_text(re.compile(r"Showing data from (just now|.* ago)\.$"))
         page.context.set_offline(False)
         page.evaluate("renew()")
         expect(note).to_be_hidden()

@@ -1,6 +1,8 @@
 """Pages of stores that have much are as light, and ask as little of the catalog."""
 
+import re
 from datetime import UTC, datetime, timedelta
+from html import unescape
 
 from sqlalchemy import event, insert
 
@@ -9,6 +11,7 @@ from tests.service.seams import models
 from tests.service.stores import make_run
 
 HTML = {"Accept": "text/html"}
+LINK = re.compile('href="([^"]+)" rel="(next|prev)"')
 RUNS = 400
 STEPS = 30
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -110,6 +113,26 @@ def test_pages_of_many_runs_ask_no_more_than_pages_of_few(http, app, root):
         assert answer.text.count("every 1 min") > 5
         assert answer.text.count("27.0 GB") > 5  # all but the last three steps
         assert answer.text.count("verify failed: step 99, 39 more") > 4
+
+
+def test_pages_of_a_list_lead_forth_and_back(http, app, root):
+    make_run(root / "run", [1])
+    http.get("/", headers=HTML)
+    fill(app.state.plane.catalog, range(RUNS))
+
+    def page_at(address):
+        text = http.get(address, headers=HTML).text
+        links = {rel: unescape(href) for href, rel in LINK.findall(text)}
+        return re.search(r"/ui/default/([^\"/]+)", text)[1], links
+
+    name, links = page_at("/?order_by=name")
+    assert (name, set(links)) == ("run", {"next"})
+    seen = [name]
+    for direction in ("next", "next", "prev", "prev"):
+        name, links = page_at(links[direction])
+        seen.append(name)
+    assert seen == ["run", "run-0049", "run-0099", "run-0049", "run"]
+    assert set(links) == {"next"}
 
 
 def test_runs_are_asked_for_by_a_part_of_their_name_and_by_states_of_their_steps(http, app, root):

@@ -65,14 +65,14 @@ def test_alias_is_promoted_back_by_hand_to_the_attempt_that_its_history_names(ht
 
 def test_alias_does_not_go_back_to_a_step_that_was_saved_anew(http, run):
     page = http.get("/ui/default/run/aliases/production", headers=FORM).text
-    form = fields_of(page, "Move production back")
+    form = fields_of(page, "Revert production")
     assert form["action"].endswith("/steps/2/promote")
     answer = http.post(form.pop("action"), data=form, headers=FORM)
     assert answer.status_code == 409
     assert "attempt 2" in answer.text
     assert run.aliases.require("production").step == 1
     page = http.get("/ui/default/run/aliases", headers=HTML).text
-    assert "step 2</a> of attempt 1" in page  # where `candidate` still is
+    assert "step 2</a> (attempt 1)" in page  # where `candidate` still is
 
 
 def test_page_that_showed_a_step_does_not_promote_one_that_was_saved_since(http, run):
@@ -91,7 +91,7 @@ def test_page_that_showed_a_step_does_not_promote_one_that_was_saved_since(http,
 
 
 def test_page_that_showed_a_step_notes_nothing_of_one_that_was_saved_since(http, run):
-    form = fields_of(http.get("/ui/default/run/steps/2", headers=HTML).text, "Set")
+    form = fields_of(http.get("/ui/default/run/steps/2", headers=HTML).text, "Save")
     path, noted = form.pop("action"), form | {"kind": "label", "name": "eval", "value": "passed"}
     add_steps(run, [2], base_step=1)
     assert http.post(path, data=noted, headers=FORM).status_code == 409

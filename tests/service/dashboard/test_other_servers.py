@@ -31,9 +31,8 @@ def test_adopt_page_of_several_roots_can_be_read_by_everybody_and_adopts_into_ea
         page.goto("/adopt")
         page.evaluate(AXE.read_text(encoding="utf-8"))
         assert page.evaluate(SERIOUS, None) == []
-        for summary in ("A run in vision", "With a model, so that the steps can be exported"):
-            for one in page.get_by_text(summary).all():
-                one.click()
+        page.get_by_text("Root: vision").click()
+        assert page.locator("details details").count() == 0
         assert page.locator("details:not([open])").count() == 0
         assert page.evaluate(SERIOUS, None) == []
         page.emulate_media(color_scheme="dark")
@@ -41,10 +40,10 @@ def test_adopt_page_of_several_roots_can_be_read_by_everybody_and_adopts_into_ea
         page.set_viewport_size(PHONE)
         wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert page.evaluate(wide) <= 0
-        vision = page.locator("details.panel", has_text="A run in vision")
-        vision.get_by_label("Folder that Orbax was given").fill("old")
-        vision.get_by_label("Name of the run").fill("adopted")
-        vision.get_by_role("button", name="Adopt", exact=True).click()
+        vision = page.locator("details.panel", has_text="Root: vision")
+        vision.get_by_label("Orbax folder").fill("old")
+        vision.get_by_label("Run name").fill("adopted")
+        vision.get_by_role("button", name="Import", exact=True).click()
         card = page.locator("#adopt-result .operation")
         expect(card).to_have_attribute("data-state", "succeeded", timeout=LONG)
         card.get_by_role("link", name="Open adopted").click()
@@ -71,10 +70,10 @@ def test_the_way_from_the_runs_to_the_audit_trail_is_the_same_on_postgresql(
         page.locator("#steps").get_by_role("link", name="2", exact=True).click()
         expect(page.get_by_role("heading", level=1)).to_have_text("Step 2")
         page.get_by_label("Alias").fill("production")
-        page.get_by_label("Why", exact=True).first.fill("the first")
+        page.get_by_label("Reason (optional)", exact=True).first.fill("the first")
         page.get_by_role("button", name="Promote").click()
         expect(page.locator("#promote-result").get_by_role("alert")).to_contain_text("production")
-        page.get_by_text("More to do").click()
+        page.get_by_text("More actions").click()
         page.get_by_role("button", name="Verify", exact=True).click()
         card = page.locator(".operation[data-name=Verification]").first
         expect(card).to_have_attribute("data-state", "succeeded", timeout=LONG)

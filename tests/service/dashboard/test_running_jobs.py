@@ -43,20 +43,20 @@ def test_export_is_cancelled_while_it_runs_leaves_nothing_and_is_resumed(
     hold = Hold(monkeypatch)
     with opened(browser, url) as page:
         page.goto("/ui/default/cancelled/steps/1")
-        page.get_by_role("button", name="Export to PyTorch").click()
+        page.get_by_role("button", name="Export", exact=True).click()
         card = page.locator(".operation").first
         assert hold.reached.wait(PATIENCE)
         expect(card).to_have_attribute("data-state", "running", timeout=LONG)
         assert len(tries(shared, "cancelled")) == 1
         card.get_by_role("button", name="Cancel").click()
         expect(card).to_have_attribute("data-state", "cancelled", timeout=LONG)
-        expect(card).to_contain_text("what it wrote is removed")
+        expect(card).to_contain_text("partial output removed")
         expect(card.get_by_role("button", name="Cancel")).to_have_count(0)
         until(lambda: tries(shared, "cancelled") == [])
         page.reload()
         expect(card).to_have_attribute("data-state", "cancelled")
         hold.reached.clear()
-        card.get_by_role("button", name="Resume").click()
+        card.get_by_role("button", name="Retry").click()
         assert hold.reached.wait(PATIENCE)
         expect(card).to_have_attribute("data-state", "running", timeout=LONG)
         hold.opened.set()
@@ -74,7 +74,7 @@ def test_what_a_dead_worker_had_is_given_to_another_that_ends_it(browser, store,
         page.on("dialog", lambda dialog: dialog.accept())
         with working(settings, "one", program) as process:
             page.goto("/ui/default/llama/steps/1")
-            page.get_by_role("button", name="Export to PyTorch").click()
+            page.get_by_role("button", name="Export", exact=True).click()
             until(reached.exists)
             expect(page.locator(".operation .state")).to_have_text("running", timeout=LONG)
             page.goto("/operations")
@@ -87,8 +87,8 @@ def test_what_a_dead_worker_had_is_given_to_another_that_ends_it(browser, store,
             started(other)
             until(lambda: not _workers(url)["one"]["alive"])
             page.reload()
-            expect(row).to_contain_text("gone")
-            row.get_by_role("button", name="Give it to others").click()
+            expect(row).to_contain_text("dead")
+            row.get_by_role("button", name="Reassign jobs").click()
             card = page.locator(".operation").first
             expect(card).to_have_attribute("data-state", "succeeded", timeout=LONG)
             assert set(_workers(url)) == {"two"}
@@ -108,10 +108,10 @@ def test_operation_of_a_kind_that_is_not_known_here_is_shown_as_such(browser, st
         card = page.locator(".operation")
         expect(card.locator(".message")).to_have_text("waiting for a worker")
         page.wait_for_load_state("networkidle")  # what it tells of its progress has come
-        expect(card).to_contain_text("Of a kind that this server does not know")
+        expect(card).to_contain_text("This server does not know this kind of operation")
         expect(card.get_by_role("button")).to_have_count(0)
         card.get_by_role("link", name="distil").click()
-        expect(page.get_by_role("heading", level=1)).to_have_text("Distil")
+        expect(page.get_by_role("heading", level=1)).to_have_text("distil of llama, step 1")
         expect(page.locator(".operation")).to_contain_text("this server does not know")
 
 
@@ -122,7 +122,7 @@ def test_damage_is_shown_once_it_is_found_and_gone_once_the_step_is_repaired(bro
     values.write_bytes(saved[:-1] + bytes([saved[-1] ^ 1]))
     with opened(browser, url) as page:
         page.goto("/ui/default/damaged/steps/2")
-        page.get_by_text("More to do").click()
+        page.get_by_text("More actions").click()
         page.get_by_role("button", name="Verify", exact=True).click()
         banner = page.locator("#damage")
         expect(banner).to_contain_text("This step is damaged", timeout=LONG)
@@ -130,9 +130,9 @@ def test_damage_is_shown_once_it_is_found_and_gone_once_the_step_is_repaired(bro
         expect(page.locator("#badges")).to_contain_text("damaged")
         expect(page.get_by_role("button", name="Promote")).to_be_disabled()
         expect(page.get_by_label("Reason to export despite the damage")).to_be_visible()
-        expect(page.get_by_role("button", name="Resume")).to_have_count(0)
+        expect(page.get_by_role("button", name="Retry")).to_have_count(0)
         page.get_by_label("Reason to export despite the damage").fill("the model is whole")
-        page.get_by_role("button", name="Export to PyTorch").click()
+        page.get_by_role("button", name="Export", exact=True).click()
         expect(page.get_by_role("link", name="Files").last).to_be_visible(timeout=LONG)
         values.write_bytes(saved)
         banner.get_by_role("button", name="Verify again").click()

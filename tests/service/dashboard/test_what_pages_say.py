@@ -20,7 +20,7 @@ UNPROCESSABLE = "422 (Unprocessable"
         (RUN, "Filter", "Filter", "metrics.loss <", "step = 2", "#steps", "tr[data-step='2']"),
         ("/audit", "Filter", "Filter", "action", "action:alias", "#audit", "table, .empty"),
         (
-            *(f"{STEP}/plan", "Devices along each axis of the mesh", "Plan"),
+            *(f"{STEP}/plan", "Mesh", "Check"),
             *("fsdp", "fsdp=2", "#plan", "dl.figures"),
         ),
     ],
@@ -44,7 +44,7 @@ def test_address_with_a_mistake_leads_to_the_page_without_it(browser, plane):
     with opened(browser, plane, UNPROCESSABLE) as page:
         page.goto(f"{RUN}?filter=metrics.loss+%3C")
         expect(page.get_by_text("at character 15")).to_have_count(1)
-        page.get_by_role("link", name="Ask again from the beginning").click()
+        page.get_by_role("link", name="Reset").click()
         expect(page.locator("tr[data-step='2']")).to_be_visible()
 
 
@@ -57,7 +57,7 @@ def test_part_of_a_tensor_that_it_does_not_have_is_said_instead_of_shown(page):
 
 def test_tensor_is_split_on_a_mesh_as_a_load_would_split_it(page):
     page.goto(f"{TENSOR}&mesh=fsdp%3D2,tp%3D4")
-    panel = page.get_by_role("region", name="On a mesh")
+    panel = page.get_by_role("region", name="Sharding on a mesh")
     expect(panel).to_contain_text("16 × 16")
     expect(panel).to_contain_text("axes (embed, mlp)")
     expect(panel.get_by_role("img", name="2 × 4 parts")).to_be_visible()
@@ -109,17 +109,68 @@ def test_alias_goes_back_from_its_history_if_nobody_was_faster(browser, plane):
         now = client.promote("tiny", 2, "candidate", expect=first.sequence)
         page.goto(f"{RUN}/aliases")
         section = page.get_by_role("region", name="Alias candidate")
-        expect(section.get_by_text("Back to step")).to_have_count(1)
+        expect(section.get_by_text("Revert to step")).to_have_count(1)
         faster = client.promote("tiny", 2, "candidate", reason="again", expect=now.sequence)
-        section.get_by_text("Back to step 1").click()
-        section.get_by_label("Why").fill("step 2 repeats itself")
-        section.get_by_role("button", name="Move candidate back").click()
-        expect(page.get_by_role("alert")).to_contain_text("Somebody was faster")
+        section.get_by_text("Revert to step 1").click()
+        section.get_by_label("Reason (optional)").fill("step 2 repeats itself")
+        section.get_by_role("button", name="Revert candidate").click()
+        expect(page.get_by_role("alert")).to_contain_text("Already changed by")
         page.reload()
-        section.get_by_text("Back to step 1").click()
-        section.get_by_label("Why").fill("step 2 repeats itself")
-        section.get_by_role("button", name="Move candidate back").click()
-        expect(page.get_by_role("alert")).to_contain_text("candidate points at step 1 now")
-        page.get_by_role("link", name="Its history").click()
+        section.get_by_text("Revert to step 1").click()
+        section.get_by_label("Reason (optional)").fill("step 2 repeats itself")
+        section.get_by_role("button", name="Revert candidate").click()
+        expect(page.get_by_role("alert")).to_contain_text("candidate now points to step 1")
+        page.get_by_role("alert").get_by_role("link", name="History").click()
         expect(section.get_by_role("row").nth(1)).to_contain_text("step 2 repeats itself")
         assert client.alias_history("tiny", "candidate").events[0].sequence == faster.sequence + 1
+
+
+def test_theme_that_was_chosen_is_that_of_every_page(browser, plane):
+    with opened(browser, plane) as page:
+        page.emulate_media(color_scheme="light")
+        page.goto(RUN)
+        paper = "getComputedStyle(document.body).backgroundColor"
+        light = page.evaluate(paper)
+        page.get_by_label("Theme").select_option("Dark")
+        dark = page.evaluate(paper)
+        assert dark != light
+        page.goto("/docs")
+        assert page.evaluate(paper) == dark
+        expect(page.locator("html.dark-mode")).to_have_count(1)
+        page.get_by_label("Theme").select_option("System")
+        page.reload()
+        assert page.evaluate(paper) == light
+
+
+def test_time_is_told_in_utc_and_by_the_clock_of_the_reader(browser, plane):
+    with opened(browser, plane, timezone_id="Asia/Tokyo") as page:
+        page.goto(STEP)
+        saved = page.locator("#step-facts time").first
+        saved.hover()
+        utc, local = saved.get_attribute("title").split("\n")
+        assert utc.endswith(" UTC")
+        assert "GMT+9" in local
+
+
+def test_alias_in_production_is_moved_only_after_a_confirmation(browser, plane):
+    with opened(browser, plane) as page, Client(plane) as client:
+        client.promote("tiny", 1, "production", expect=None)
+        questions = []
+        page.once("dialog", lambda dialog: (questions.append(dialog.message), dialog.dismiss()))
+        page.goto(STEP)
+        page.get_by_role("button", name="Promote").click()
+        assert questions == ["Move production from step 1 to step 2?"]
+        assert client.alias("tiny", "production").step == 1
+        page.get_by_label("Alias").fill("candidate-2")
+        page.get_by_role("button", name="Promote").click()  # no other alias is asked for
+        expect(page.get_by_role("alert")).to_contain_text("candidate-2 now points to step 2")
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.get_by_label("Alias").fill("production")
+        page.get_by_role("button", name="Promote").click()
+        expect(page.get_by_role("alert")).to_contain_text("production now points to step 2")
+
+
+def test_footer_leads_to_the_words_that_pages_use(page):
+    page.goto(RUN)
+    page.get_by_role("link", name="Help and glossary").click()
+    expect(page.locator("#lease")).to_be_visible()

@@ -92,11 +92,11 @@ def _ancestor_nodes(run: Run, ancestry: RunLineage, adopted: Sequence[Checkpoint
         for parent, child in zip(ancestry.parents, children, strict=False)
     ]
     if ancestry.unknown is not None:
-        before.append(Node(ancestry.unknown.rsplit("/", 1)[-1], "not in these roots", None))
+        before.append(Node(ancestry.unknown.rsplit("/", 1)[-1], "not in any root", None))
     if adopted and not before:
         folders = sorted({checkpoint.uri.rpartition("/")[0] for checkpoint in adopted})
         name = folders[0].rpartition("/")[2] if len(folders) == 1 else f"{len(folders)} folders"
-        before.append(Node(name, f"{len(adopted)} steps adopted", None, kind="adopted"))
+        before.append(Node(name, f"{len(adopted)} steps imported", None, kind="adopted"))
     return before
 
 
