@@ -63,6 +63,16 @@ def find_file(plane: ControlPlane, caller: Caller, artifact: str, name: str) -> 
         CorruptionError: The stored file has another size.
     """
     manifest, folder = ArtifactRef.parse(artifact).open(caller.visible(plane.roots))
+    return stored_file(manifest, folder, name)
+
+
+def stored_file(manifest: ExportManifest, folder: StoreURI, name: str) -> StoredFile:
+    """Return a file of an export, ready for download.
+
+    Raises:
+        ArtifactNotFoundError: The export has no such file.
+        CorruptionError: The stored file has another size.
+    """
     file = next((file for file in manifest.files if file.name == name), None)
     if file is None:
         raise ArtifactNotFoundError(
@@ -71,7 +81,7 @@ def find_file(plane: ControlPlane, caller: Caller, artifact: str, name: str) -> 
             expected=", ".join(file.name for file in manifest.files[:20]),
             found=repr(name[:200]),
         )
-    stored_file = StoredFile(
+    download = StoredFile(
         open_files(folder),
         name,
         file.size,
@@ -79,10 +89,10 @@ def find_file(plane: ControlPlane, caller: Caller, artifact: str, name: str) -> 
         file.crc32c,
         "Delete the export, then convert or gather the checkpoint again.",
     )
-    size = stored_file.files.stat(name).size
+    size = download.files.stat(name).size
     if size != file.size:
-        raise stored_file.changed(f"{file.size} bytes", f"{size}")
-    return stored_file
+        raise download.changed(f"{file.size} bytes", f"{size}")
+    return download
 
 
 def list_artifacts(plane: ControlPlane, root: str, run: str, step: int) -> list[Artifact]:
@@ -101,7 +111,7 @@ def list_artifacts(plane: ControlPlane, root: str, run: str, step: int) -> list[
         for manifest in published_exports(stored_run.objects, info.step, info.attempt, kind)
     ]
     manifests.sort(key=lambda export: export.created, reverse=True)
-    return [_artifact(root, stored_run, manifest) for manifest in manifests]
+    return [artifact_of(root, stored_run, manifest) for manifest in manifests]
 
 
 def list_run_artifacts(
@@ -118,11 +128,23 @@ def list_run_artifacts(
     """
     stored_run = plane.run(root, run)
     manifests, more = exports_of_run(stored_run.objects, most)
-    return [_artifact(root, stored_run, manifest) for manifest in manifests], more
+    return [artifact_of(root, stored_run, manifest) for manifest in manifests], more
 
 
-def _artifact(root: str, run: Run, manifest: ExportManifest) -> Artifact:
-    key = ExportKey.of(
+def artifact_of(root: str, run: Run, manifest: ExportManifest) -> Artifact:
+    """Return a published export of a run in the form of the API."""
+    key = _key(manifest)
+    folder = run.uri / key.try_folder(manifest.folder)
+    return artifact_body(ArtifactRef(root, run.uri.name, key), manifest, folder)
+
+
+def file_of(run: Run, manifest: ExportManifest, name: str) -> StoredFile:
+    """Return a file of a published export of a run; see `stored_file`."""
+    return stored_file(manifest, run.uri / _key(manifest).try_folder(manifest.folder), name)
+
+
+def _key(manifest: ExportManifest) -> ExportKey:
+    return ExportKey.of(
         step=manifest.step,
         attempt=manifest.attempt,
         kind=manifest.kind,
@@ -130,5 +152,3 @@ def _artifact(root: str, run: Run, manifest: ExportManifest) -> Artifact:
         options=manifest.options,
         rule_version=manifest.rule_version,
     )
-    folder = run.uri / key.try_folder(manifest.folder)
-    return artifact_body(ArtifactRef(root, run.uri.name, key), manifest, folder)

@@ -1,5 +1,7 @@
 """Export of a checkpoint as Hugging Face files or as one GGUF file."""
 
+from typing import Any
+
 from cairn.service.access.callers import Caller
 from cairn.service.actions.job_start import JobStart
 from cairn.service.actions.plane import ControlPlane
@@ -11,6 +13,22 @@ from cairn.service.schemas import (
 )
 from cairn.storage.runs.damage import refuse_damaged
 from cairn.storage.safetensors.sizes import parse_size
+
+
+def requested_options(body: ConvertRequest) -> dict[str, Any]:
+    """Return the options of a request in the form that identifies its artifact.
+
+    Raises:
+        UnsupportedFormatError: `max_shard_size` is no size.
+    """
+    return convert.convert_options(
+        body.dtype,
+        body.max_shard_size,
+        export_format=convert.GGUF if body.format == "gguf" else convert.HUGGINGFACE,
+        lora=body.lora,
+        allow_nonfinite=body.allow_nonfinite,
+        check_logits=body.check_logits,
+    )
 
 
 def convert_checkpoint(
@@ -33,14 +51,7 @@ def convert_checkpoint(
         UnsupportedFormatError: `max_shard_size` or `memory` is no size.
         NotReadyError, IdempotencyKeyReusedError: See `JobStart`.
     """
-    options = convert.convert_options(
-        body.dtype,
-        body.max_shard_size,
-        export_format="gguf" if body.format == "gguf" else convert.HUGGINGFACE,
-        lora=body.lora,
-        allow_nonfinite=body.allow_nonfinite,
-        check_logits=body.check_logits,
-    )
+    options = requested_options(body)
     start = JobStart(plane, caller, root, convert.KIND, "checkpoint.convert", idempotency_key)
     memory = None if body.memory is None else parse_size(body.memory)
     fields = {"root": root, "run": run, "step": step, "options": options, "memory_bytes": memory}

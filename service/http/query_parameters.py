@@ -4,6 +4,7 @@ Text in a path or query that no database can store is also rejected.
 """
 
 from collections.abc import Callable
+from copy import copy
 from difflib import get_close_matches
 from typing import Any, Final
 
@@ -67,7 +68,9 @@ def _parameters(route: APIRoute) -> list[str]:
     """
     key = (route.endpoint, route.path_format)
     if key not in _known:
-        (item,) = get_openapi(title="", version="", routes=[route])["paths"].values()
+        described = copy(route)
+        described.include_in_schema = True  # a HEAD is in no document
+        (item,) = get_openapi(title="", version="", routes=[described])["paths"].values()
         (operation,) = item.values()
         names = (
             parameter["name"]

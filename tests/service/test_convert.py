@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from cairn import Run, open_files, parse_uri
+from cairn.storage.runs.annotate import note_verified
+from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.safetensors.reader import read_header, read_tensor
 from tests.service.jobs import (
     ASSETS,
@@ -249,3 +251,61 @@ def test_adapters_of_a_model_without_are_not_kept(http):
     ended = watch(http, http.post(CONVERT, json=KEEP).json()["id"])
     assert ended["error"]["status"] == 422
     assert "expected a model with adapters" in ended["error"]["detail"]
+
+
+def test_export_has_an_address_by_run_checkpoint_and_options(http, store):
+    run = "/v1/roots/default/runs/llama"
+    asked = {"dtype": "float16", "max_shard_size": "40KB"}
+    query = "?dtype=float16&max_shard_size=40KB"
+    save_as = "files/model.safetensors.index.json"
+    missing = http.get(f"{run}/exports/1/{save_as}{query}")
+    assert (missing.status_code, missing.json()["type"][-18:]) == (404, "artifact-not-found")
+    command = "cairn convert default/llama/steps/1 --dtype float16 --max-shard-size 40KB --watch"
+    assert command in missing.json()["detail"]
+    made = {step: done(http, f"{run}/checkpoints/{step}:convert", asked) for step in (1, 2)}
+    ids = {step: operation["result"]["artifact_id"] for step, operation in made.items()}
+
+    promoted = {"alias": "serving", "reason": ""}
+    answer = http.post(
+        f"{run}/checkpoints/1:promote", json=promoted, headers={"If-None-Match": "*"}
+    )
+    assert answer.status_code == 200, answer.text
+    listed = http.get(f"{run}/exports/serving{query}").json()
+    assert listed == http.get(f"/v1/artifacts/{ids[1]}").json()
+    assert http.get(f"{run}/exports/latest{query}").json()["id"] == ids[2]
+
+    weights = next(file["name"] for file in listed["files"] if file["name"].endswith("tensors"))
+    address = f"{run}/exports/serving/files/{weights}{query}"
+    first = http.get(address)
+    etag = first.headers["ETag"]
+    assert first.headers["Content-Location"] == f"/v1/artifacts/{ids[1]}/files/{weights}"
+    assert first.content == http.get(first.headers["Content-Location"]).content
+    part = http.get(address, headers={"Range": "bytes=4-7", "If-Range": etag})
+    assert (part.status_code, part.content) == (206, first.content[4:8])
+    assert http.get(address, headers={"If-None-Match": etag}).status_code == 304
+    assert http.head(address).headers["Content-Length"] == str(len(first.content))
+
+    moved = {"If-Match": answer.headers["ETag"]}
+    assert (
+        http.post(f"{run}/checkpoints/2:promote", json=promoted, headers=moved).status_code == 200
+    )
+    second = http.get(address, headers={"Range": "bytes=4-7", "If-Range": etag})
+    assert (second.status_code, second.headers["ETag"] == etag) == (200, False)
+    assert second.headers["Content-Location"] == f"/v1/artifacts/{ids[2]}/files/{weights}"
+
+    odd = f"{run}/exports/{{}}/files/config.json"
+    assert http.get(odd.format("nobody")).json()["type"].endswith("alias-not-found")
+    assert http.get(odd.format("7")).json()["type"].endswith("step-not-found")
+    assert http.get(odd.format("1") + "?dtype=int3").status_code == 422
+
+
+def test_export_of_a_damaged_step_is_not_at_its_address(http, store):
+    save_llama(store[0] / "broken")
+    run = Run.open(store[0] / "broken")
+    path = "/v1/roots/default/runs/broken"
+    assert done(http, f"{path}/checkpoints/1:convert", {})["state"] == "succeeded"
+    assert http.get(f"{path}/exports/1/files/config.json").status_code == 200
+    damage = Damage(at="2026-01-02T03:04:05Z", problem_count=1, problems=["a leaf"])
+    note_verified(run, run.step(1), damage=damage)
+    answer = http.get(f"{path}/exports/1/files/config.json")
+    assert (answer.status_code, answer.json()["type"][-12:]) == (409, "step-damaged")

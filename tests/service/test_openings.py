@@ -33,7 +33,7 @@ LOCK = "not through links, and removed alone"
 
 OPENINGS: Final = {
     "service/actions/artifacts.py": {
-        "find_file: open_files": CONFINED,
+        "stored_file: open_files": CONFINED,
     },
     "service/actions/files.py": {
         "_checked: open_files": CONFINED,

@@ -576,6 +576,24 @@ class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
         path = f"{step_path(root, run, step)}/artifacts"
         return (await self._get(ArtifactList, path)).artifacts
 
+    async def export(
+        self, run: str, checkpoint: int | str, *, root: str = DEFAULT_ROOT, **options: Any
+    ) -> Artifact:
+        """Return the export of a checkpoint that was made with these options.
+
+        Args:
+            run: Name of the run.
+            checkpoint: A step, an alias, or "latest".
+            root: Name of the run's root.
+            options: Options of the export, as for `convert`.
+
+        Raises:
+            ProblemResponseError: 404 if there is no such checkpoint or it was not exported so; 409
+                if it is damaged.
+        """
+        path = f"{run_path(root, run)}/exports/{segment(str(checkpoint))}"
+        return await self._get(Artifact, path, **options)
+
     async def artifact(self, artifact: str) -> Artifact:
         """Return an artifact, the output of a gather or a convert."""
         return await self._get(Artifact, f"/v1/artifacts/{segment(artifact)}")

@@ -31,8 +31,9 @@ PERMISSIONS = {
     # "": nobody needs a key. "all": the scope in all roots.
     "": "health ready",
     "read": """
-        announce_checkpoint diff_checkpoints download_checkpoint_file download_file get_alias
-        get_alias_history get_artifact get_checkpoint get_operation get_root get_run get_run_writer
+        announce_checkpoint diff_checkpoints download_checkpoint_file download_export_file
+        download_file get_alias get_alias_history get_artifact get_checkpoint get_export
+        get_operation get_root get_run get_run_writer
         get_usage list_aliases list_all_runs list_artifacts list_automations
         list_checkpoint_files list_checkpoints list_events list_operations list_roots list_runs
         list_schedules list_tensors list_workers plan_checkpoint read_tensor watch_operation""",
@@ -77,6 +78,7 @@ CHANGING = [
 ]
 HOST = ADDRESS.partition("://")[2]
 REAL = {"root": ROOT, "run": "run", "step": "1", "alias": "production", "leaf": "model/kernel"}
+REAL |= {"checkpoint": "production"}
 REAL |= {
     "name": "config.json",
     "worker": "local",

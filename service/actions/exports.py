@@ -1,0 +1,106 @@
+"""Exports at stable addresses: by run, checkpoint and options."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.service.actions.artifacts import artifact_of, file_of
+from cairn.service.actions.convert import requested_options
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.http.downloads import StoredFile
+from cairn.service.jobs.kinds import convert
+from cairn.service.schemas import Artifact, ConvertRequest
+from cairn.storage.errors import ArtifactNotFoundError
+from cairn.storage.runs.damage import refuse_damaged
+from cairn.storage.runs.records.exports import ExportManifest, published_exports
+from cairn.storage.runs.records.layout import CheckpointRef
+from cairn.storage.runs.resolution import resolve_step
+from cairn.storage.runs.run import Run
+
+LATEST = "latest"
+
+
+def find_export(
+    plane: ControlPlane, root: str, run: str, checkpoint: str, options: ConvertRequest
+) -> Artifact:
+    """Return the export of a checkpoint that was made with these options; read from the store.
+
+    Args:
+        plane: The control plane.
+        root: Name of the run's root.
+        run: Name of the run.
+        checkpoint: A step, an alias, or `latest`.
+        options: Options of the export.
+
+    Raises:
+        RunNotFoundError, AliasNotFoundError, StepNotFoundError, StepInFlightError: There is no such
+            checkpoint.
+        StepDamagedError: The checkpoint is damaged.
+        ArtifactNotFoundError: It was not exported with these options; the text says how to do it.
+        UnsupportedFormatError: `max_shard_size` is no size, or an export's manifest is unreadable.
+    """
+    stored_run, manifest = _published(plane, root, run, checkpoint, options)
+    return artifact_of(root, stored_run, manifest)
+
+
+def find_export_file(
+    plane: ControlPlane,
+    root: str,
+    run: str,
+    checkpoint: str,
+    options: ConvertRequest,
+    name: str,
+) -> tuple[str, StoredFile]:
+    """Return the artifact's id and a file of an export, ready for download; see `find_export`.
+
+    Raises:
+        ArtifactNotFoundError: Also if the export has no such file.
+        CorruptionError: The stored file has another size.
+    """
+    stored_run, manifest = _published(plane, root, run, checkpoint, options)
+    return artifact_of(root, stored_run, manifest).id, file_of(stored_run, manifest, name)
+
+
+def _published(
+    plane: ControlPlane, root: str, run: str, checkpoint: str, body: ConvertRequest
+) -> tuple[Run, ExportManifest]:
+    options = requested_options(body)
+    stored_run = plane.run(root, run)
+    step = int(checkpoint) if checkpoint.isdigit() else None
+    alias = None if step is not None or checkpoint == LATEST else checkpoint
+    ref = CheckpointRef(stored_run.uri, alias=alias, step=step)
+    info = resolve_step(stored_run, ref, damaged=None)
+    refuse_damaged(stored_run, info)
+    exports = [
+        export
+        for export in published_exports(stored_run.objects, info.step, info.attempt, convert.KIND)
+        if export.options == options and export.source == info.manifest_digest
+    ]
+    if exports:
+        # An export of an earlier version stays at its address until it is made again.
+        return stored_run, max(exports, key=lambda export: export.rule_version)
+    step_path = f"/v1/roots/{root}/runs/{run}/checkpoints/{info.step}"
+    raise ArtifactNotFoundError(
+        "no export with these options",
+        path=f"{stored_run.uri}/steps/{info.step}",
+        expected=_text(body),
+        found="none that is complete",
+        next_step=f"Export it: `{_command(body, f'{root}/{run}/steps/{info.step}')}`, or POST "
+        f"{step_path}:convert with this body. Then ask again.",
+    )
+
+
+def _changed(body: ConvertRequest) -> Mapping[str, Any]:
+    return body.model_dump(mode="json", exclude_defaults=True)
+
+
+def _text(body: ConvertRequest) -> str:
+    return json.dumps(_changed(body))
+
+
+def _command(body: ConvertRequest, step: str) -> str:
+    words = ["cairn convert", step]
+    for name, value in _changed(body).items():
+        option = f"--{name.replace('_', '-')}"
+        words.append(option if value is True else f"{option} {value}")
+    return " ".join([*words, "--watch"])
