@@ -24,7 +24,7 @@ LONG_TESTS = tests/faults tests/multi_process tests/bad_input/test_full_store.py
   tests/state/drop_in tests/state/models/test_generation_settings.py tests/state/states/test_adapted_checkpoints.py \
   tests/state/states/test_positions.py tests/state/test_jit.py
 # Those that `make test` leaves out, which has a part of each (tests/conftest.py).
-PROOFS = tests/deploy/test_image.py tests/documentation/test_long_pages.py tests/documentation/test_notebook_cells.py tests/examples/test_long_examples.py tests/packaging/test_mypy_types.py tests/service/dashboard/test_clicks_of_all_tasks.py tests/service/test_convert_checked_afresh.py tests/interop/families/test_adapters_in_peft.py tests/interop/families/test_llama_cpp.py tests/state/checkpointing/test_oldest_orbax.py tests/state/models/test_generation_whole_model.py tests/test_all_contenders.py
+PROOFS = tests/deploy/test_image.py tests/documentation/test_long_pages.py tests/documentation/test_notebook_cells.py tests/documentation/test_serving.py tests/examples/test_long_examples.py tests/packaging/test_mypy_types.py tests/service/dashboard/test_clicks_of_all_tasks.py tests/service/test_convert_checked_afresh.py tests/interop/families/test_adapters_in_peft.py tests/interop/families/test_llama_cpp.py tests/state/checkpointing/test_oldest_orbax.py tests/state/models/test_generation_whole_model.py tests/test_all_contenders.py
 # llama.cpp, that files are held against: its library is built into the environment, its converter
 # stays in the source beside it. Ten minutes on two cores, once for each version in constraints.txt.
 LLAMA_CPP = .llama.cpp
@@ -106,7 +106,7 @@ fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions, and abou
 families: $(DEV_STAMP)  ## hold every family against transformers, all its configs through everything (some 5 minutes)
 	CAIRN_FAMILIES=all $(LONG_RUN) families -- $(BIN)/python -m pytest -n 2 --dist loadfile -q tests/interop/families tests/state/hub/test_peft_families.py
 
-proofs: $(DEV_STAMP) $(LLAMA_CPP)/.built  ## build and run the images, the longest pages and examples, the notebook in Jupyter, whole models, files in llama.cpp, adapters in PEFT, steps in the oldest Orbax, all contenders (some 12 minutes; as many to build llama.cpp once)
+proofs: $(DEV_STAMP) $(LLAMA_CPP)/.built  ## build and run the images, the longest pages and examples, the notebook in Jupyter, a served model, whole models, files in llama.cpp, adapters in PEFT, steps in the oldest Orbax, all contenders (some 12 minutes; as many to build llama.cpp once)
 	TMPDIR=$${TMPDIR:-/tmp} $(LONG_RUN) proofs -- $(BIN)/python -m pytest -n 2 --dist loadfile -q --timeout 900 $(PROOFS)
 	$(LONG_RUN) peers $(if $(ORBAX),,--part) -- $(BIN)/python -m tests.peers $(ORBAX)
 

@@ -132,6 +132,7 @@ PROOFS = (
     "tests/deploy/test_image.py",
     "tests/documentation/test_long_pages.py",
     "tests/documentation/test_notebook_cells.py",
+    "tests/documentation/test_serving.py",
     "tests/examples/test_long_examples.py",
     "tests/packaging/test_mypy_types.py",
     "tests/service/dashboard/test_clicks_of_all_tasks.py",
