@@ -146,8 +146,7 @@ def _framed(**options: Any) -> FastAPI:
         routes=_routes(),
         title="Cairn",
         summary="Checkpoints of JAX training jobs: find, promote, restore, convert.",
-        description="Below `/v1`, a query parameter that an operation does not have is refused "
-        "with 422: a misspelt one changes nothing.",
+        description="Unknown query parameters under `/v1` are rejected (422).",
         version=installed_version(),
         docs_url=None,  # FastAPI's page runs scripts of a CDN on our origin
         redoc_url=None,

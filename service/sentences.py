@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+PAGE_NOT_FOUND: Final = "Page not found."
 _NO_ROUTE: Final = "urn:cairn:problem:not-found"
 
 # Addresses of the API, `/v1/roots/ROOT/runs/RUN/checkpoints/STEP`, and of pages.
@@ -30,7 +31,7 @@ def sentence_of(problem: Mapping[str, Any]) -> str:
     """
     detail = str(problem.get("detail") or problem.get("title") or "")
     if problem.get("type") == _NO_ROUTE and "/openapi.json" in detail:
-        return "Page not found."
+        return PAGE_NOT_FOUND
     compared = _COMPARED.match(detail)
     if compared is None or compared["message"] not in _SENTENCES:
         return detail

@@ -14,7 +14,7 @@ A server with keys (`CAIRN_AUTH=keys`) answers below `/v1` who sends `Authorizat
 key or token, or a browser that has signed in: [how](../../howto/keys.md). Others get 401, callers
 who may not 403, and who asks too often 429 with `Retry-After`.
 
-Below `/v1`, a query parameter that an operation does not have is refused with 422.
+Unknown query parameters under `/v1` are rejected (422).
 
 Every error is `application/problem+json` with the body [Problem](#body-problem);
 [troubleshooting](../../howto/troubleshooting.md) has each by the last part of its `type`.

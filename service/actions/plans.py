@@ -167,7 +167,7 @@ def _plan_target(step: OpenStep, body: PlanRequest) -> _PlanTarget:
         catch_all = zip(body.rules, matches.catch_all, strict=True)
         target.particular = [text for (text, _), every in catch_all if not every]
     elif config is None:
-        target.notes.append(f"{why}: without rules its leaves are whole on every device")
+        target.notes.append(f"{why}: without sharding rules every tensor is replicated")
     return target
 
 
@@ -175,7 +175,7 @@ def _config(manifest: Manifest) -> tuple[DecoderConfig | None, str]:
     """Return the model's configuration, if it is the decoder's; else the reason why not."""
     model = manifest.model
     if model is None or not model.config:
-        return None, "the step names no model"
+        return None, "No model config"
     if model.model_class != _DECODER:
         return None, f"the axis names of {model.model_class} are not known here"
     try:

@@ -287,7 +287,7 @@ def test_a_step_without_a_model_is_whole_on_every_device_and_said_to_be(http, ro
     found = plan(http, {"fsdp": 8}, run="bare")
     assert (found["placed_by"], found["load"]) == ("nothing", None)
     assert found["notes"][0] == (
-        "the step names no model: without rules its leaves are whole on every device"
+        "No model config: without sharding rules every tensor is replicated"
     )
     assert found["bytes_per_device"]["other"] == found["bytes"] == 256 * 256 * 4 + 4
     ruled = plan(http, {"fsdp": 8}, run="bare", rules=[["^w$", ["fsdp"]], [".*", []]])

@@ -41,7 +41,7 @@ def test_browser_reads_a_page_and_a_program_json(http, root, path, status):
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
-        ("/nothing", "Page not found."),
+        ("/nothing", "<h1>Page not found</h1>"),
         ("/ui/other/run", "There is no root &#34;other&#34; on this server."),
         ("/ui/default/none", "There is no run &#34;none&#34; in root &#34;default&#34;."),
         ("/ui/default/run/steps/7", "There is no step 7 in run &#34;run&#34; (steps 1)."),

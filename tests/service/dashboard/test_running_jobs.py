@@ -112,7 +112,7 @@ def test_operation_of_a_kind_that_is_not_known_here_is_shown_as_such(browser, st
         expect(card.get_by_role("button")).to_have_count(0)
         card.get_by_role("link", name="distil").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("distil of llama, step 1")
-        expect(page.locator(".operation")).to_contain_text("this server does not know")
+        expect(page.locator(".operation")).to_contain_text("This server does not know")
 
 
 def test_damage_is_shown_once_it_is_found_and_gone_once_the_step_is_repaired(browser, shared, url):
