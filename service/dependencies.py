@@ -6,6 +6,7 @@ from fastapi import Depends, Header, Path, Query, Request
 from pydantic import BeforeValidator, WithJsonSchema
 
 from cairn.service.actions.plane import ControlPlane
+from cairn.service.filters.columns import LONGEST_COLUMNS
 from cairn.service.filters.order import LONGEST_ORDER
 from cairn.service.filters.parser import LONGEST_FILTER
 from cairn.service.observability.metrics import RequestMetrics, ServerMetrics
@@ -64,6 +65,16 @@ OrderBy = Annotated[
         max_length=LONGEST_ORDER,
         description="Fields, with `desc` or without, and with commas between them. Entries that do "
         "not have one come last.",
+    ),
+]
+Columns = Annotated[
+    str,
+    Query(
+        max_length=LONGEST_COLUMNS,
+        description="Metrics, config values and labels to add to each run, with commas between "
+        "them: `metrics.NAME` is the value at the latest step that has the metric, `best.NAME` the "
+        "best one of its listed steps.",
+        examples=['best."eval/loss", config.hidden_size, labels.owner'],
     ),
 ]
 PageToken = Annotated[

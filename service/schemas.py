@@ -327,6 +327,25 @@ class LostRecord(Response):
     stored_sequence: int | None = None
 
 
+class RunColumn(Response):
+    """Value of a run in a column that was asked for."""
+
+    field: str = Field(examples=["best.loss"])
+    value: float | str | None = Field(
+        default=None,
+        description="Null if the run has none: also of `best`, if no step says which values are "
+        "better. Numbers that are not finite are `nan`, `inf` or `-inf`.",
+    )
+    step: int | None = Field(default=None, description="Of a metric, the step that has this value.")
+    better: Better | None = Field(
+        default=None, description="Of a metric, whether small or large values are good."
+    )
+
+    @field_serializer("value")
+    def _as_json(self, value: float | str | None) -> float | str | None:
+        return _number(value) if isinstance(value, float) else value
+
+
 class Run(Response):
     """Training run."""
 
@@ -350,6 +369,11 @@ class Run(Response):
     lost_records: list[LostRecord] = Field(
         default_factory=list,
         description="Those of the lost ones that this server has seen: aliases and tombstones.",
+    )
+    columns: list[RunColumn] = Field(
+        default_factory=list,
+        exclude_if=lambda columns: not columns,
+        description="In a list with `columns`: the values of these, in the same order.",
     )
 
 

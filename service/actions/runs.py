@@ -3,8 +3,9 @@
 If the catalog does not know a run, the store is read before a 404.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any, Final
 
 from sqlalchemy import Connection
@@ -17,11 +18,12 @@ from cairn.service.catalog.queries import RunColumns
 from cairn.service.errors import (
     RunExistsError,
 )
+from cairn.service.filters.completion import Completion, PartialPath
+from cairn.service.filters.expressions import Path
+from cairn.service.filters.fields import METRIC_FIELDS, RUN_FIELDS
 from cairn.service.filters.search import Search
 from cairn.service.http.preconditions import Seen
-from cairn.service.schemas import (
-    Run,
-)
+from cairn.service.schemas import Run, RunColumn
 from cairn.storage.errors import (
     PreconditionFailedError,
     RunNotFoundError,
@@ -37,6 +39,14 @@ Key = tuple[Any, ...]
 
 EVERYTHING: Final = Search()
 
+MAX_COMPLETIONS: Final = 12
+"""Largest number of completions of a field."""
+
+COMPLETED_RUNS: Final = 500
+"""Number of newest runs whose labels and configs are offered as completions."""
+
+_MEMBERS_FIRST: Final = ("best", "metrics", "labels", "config")
+
 
 def list_runs(
     plane: ControlPlane,
@@ -46,6 +56,7 @@ def list_runs(
     after: Key,
     limit: int,
     refresh: bool,
+    columns: Sequence[Path] = (),
 ) -> tuple[list[Run], Key]:
     """Return the next runs, and the key of the next page; (): it is the last page.
 
@@ -60,13 +71,16 @@ def list_runs(
             root and name. (): start with the first.
         limit: Largest number of runs.
         refresh: Refresh first: the runs of this page, or, with a search, all runs.
+        columns: Metrics, config values and labels to add to each run.
 
     Raises:
         NotReadyError: A root is being read for the first time.
         StoreUnavailableError: The store is needed, and does not answer.
     """
     if search:
-        return _search_runs(plane, roots, search, after=after, limit=limit, refresh=refresh)
+        return _search_runs(
+            plane, roots, search, after=after, limit=limit, refresh=refresh, columns=columns
+        )
     if refresh:
         for root, uri in roots.items():
             plane.index.refresh_root(root, uri)
@@ -80,7 +94,8 @@ def list_runs(
         until = _next_key(rows, limit)
     with plane.catalog.query() as connection:
         rows = queries.runs(connection, roots, after=after, until=until, limit=limit + 1)
-    return [queries.run(run) for run in rows[:limit]], _next_key(rows, limit) or until
+        cells = queries.run_cells(connection, rows[:limit], columns)
+    return list(map(queries.run, rows, cells)), _next_key(rows, limit) or until
 
 
 def _search_runs(
@@ -91,6 +106,7 @@ def _search_runs(
     after: Key,
     limit: int,
     refresh: bool,
+    columns: Sequence[Path],
 ) -> tuple[list[Run], Key]:
     if refresh:  # after a change, any run may match the search
         for root, uri in roots.items():
@@ -99,8 +115,66 @@ def _search_runs(
         plane.index.ensure_scanned(roots)
     with plane.catalog.query() as connection:
         rows = queries.search_runs(connection, roots, search, after=after, limit=limit + 1)
+        runs = [run for run, _ in rows[:limit]]
+        cells = queries.run_cells(connection, runs, columns)
     end = rows[limit - 1][1] if len(rows) > limit else ()
-    return [queries.run(run) for run, _ in rows[:limit]], end
+    return list(map(queries.run, runs, cells)), end
+
+
+def run_columns(
+    plane: ControlPlane, runs: Sequence[Run], paths: Sequence[Path] = (), *, common: int = 0
+) -> tuple[tuple[Path, ...], list[list[RunColumn]]]:
+    """Return the columns of a page of runs, and the values of each run.
+
+    Args:
+        plane: The control plane.
+        runs: Runs of the page. A run that was just deleted has no values.
+        paths: Metrics, config values and labels; empty: the metrics that most of the runs have.
+        common: Largest number of metrics, if `paths` is empty.
+    """
+    with plane.catalog.query() as connection:
+        rows = queries.run_rows(connection, [(run.root, run.name) for run in runs])
+        if not paths and common:
+            named = queries.common_metrics(connection, list(rows.values()), common)
+            paths = [Path("best" if has_best else "metrics", name) for name, has_best in named]
+        cells = queries.run_cells(connection, list(rows.values()), paths)
+    of_run = dict(zip(rows, cells, strict=True))
+    none = [RunColumn(field=path.text) for path in paths]
+    return tuple(paths), [of_run.get((run.root, run.name), none) for run in runs]
+
+
+def complete_field(
+    plane: ControlPlane, roots: Iterable[str], text: str, *, keyed_only: bool
+) -> Completion:
+    """Return what may stand in place of the last, unfinished field of a filter or of columns.
+
+    Args:
+        plane: The control plane.
+        roots: Names of the roots whose runs the caller may read.
+        text: Filter or columns up to the cursor.
+        keyed_only: Fields that have no named members can't follow, as in columns.
+    """
+    partial = PartialPath.at_end(text)
+    if partial is None:
+        return Completion(start=len(text), options=[])
+    fields = [name for name, field in RUN_FIELDS.items() if field.keyed or not keyed_only]
+    options = [] if partial.key is not None else partial.matching(fields)
+    with plane.catalog.query() as connection:
+
+        def members(field: str, part: str) -> list[str]:
+            if field in METRIC_FIELDS:
+                names = queries.metric_names(connection, roots, part, MAX_COMPLETIONS)
+            else:
+                names = queries.entry_names(connection, roots, field, COMPLETED_RUNS)
+                names = [name for name in names if part.lower() in name.lower()]
+            return [Path(field, name).text for name in names[:MAX_COMPLETIONS]]
+
+        if partial.key is None and partial.field:
+            lists = [members(field, partial.field) for field in _MEMBERS_FIRST]
+            options += [option for some in zip_longest(*lists) for option in some if option]
+        elif partial.key is not None and partial.field in _MEMBERS_FIRST:
+            options += members(partial.field, partial.key)
+    return Completion(start=partial.start, options=options[:MAX_COMPLETIONS])
 
 
 def _next_key(rows: Sequence[RunColumns], limit: int) -> Key:

@@ -57,6 +57,30 @@ def number_entry(of: Any, key: str, dialect: str) -> ColumnElement[Any]:
     return case((text == "nan", null()), else_=cast(text, Double()))
 
 
+def scalar_entries(
+    of: Any, key: str, dialect: str
+) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+    """Return a member as a number and as a text; null where it is not one.
+
+    Args:
+        of: JSON column of finite numbers and texts.
+        key: Name of the member.
+        dialect: Name of the database's dialect.
+    """
+    if dialect == "sqlite":
+        return (
+            _from_sqlite(
+                of, key, lambda value, kind: case((kind != "text", type_coerce(value, Float())))
+            ),
+            _from_sqlite(
+                of, key, lambda value, kind: case((kind == "text", type_coerce(value, Text())))
+            ),
+        )
+    text = text_entry(of, key, dialect)
+    kind = func.json_typeof(of.op("->", return_type=JSON())(literal(key, Text())))
+    return case((kind == "number", cast(text, Double()))), case((kind == "string", text))
+
+
 def has_entries(of: Any) -> ColumnElement[bool]:
     """Return the condition that a JSON object has any member."""
     return cast(of, Text()) != "{}"

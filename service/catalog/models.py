@@ -13,6 +13,7 @@ from sqlalchemy import (
     Boolean,
     DateTime,
     Dialect,
+    Double,
     ForeignKey,
     Index,
     Integer,
@@ -25,6 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 LONGEST_ACTOR: Final = 256
+LONGEST_METRIC: Final = 256
 
 RecordKind = Literal["manifest", "annotation", "deletion"]
 """Kinds of a step's records."""
@@ -59,15 +61,16 @@ class PlainText(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         """Replace NUL by U+FFFD: an alias with NUL must not keep a whole run from being listed."""
-        return None if value is None else _plain(value, self._length)
+        return None if value is None else plain_text(value, self._length)
 
 
 def plain_actor(name: str) -> str:
     """Return the name of a caller as the audit trail stores it."""
-    return _plain(name, LONGEST_ACTOR)
+    return plain_text(name, LONGEST_ACTOR)
 
 
-def _plain(text: str, length: int) -> str:
+def plain_text(text: str, length: int) -> str:
+    """Return a text as a `PlainText` column stores it."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")[:length]
 
 
@@ -129,6 +132,13 @@ class RunRow(Base):
     damaged_count: Mapped[int] = mapped_column(Integer, default=0)
     nbytes: Mapped[int] = mapped_column(BigInteger)
     problems: Mapped[list[str]] = mapped_column(JSON)
+    # Config of the newest step that was saved with a model: numbers and texts, with "/" in the
+    # names of nested ones; and the attempt and the number of that step.
+    config: Mapped[dict[str, float | str]] = mapped_column(JSON, default=dict)
+    config_attempt: Mapped[int | None] = mapped_column(BigInteger)
+    config_step: Mapped[int | None] = mapped_column(BigInteger)
+    # Whether the run has more metrics than `run_metrics` keeps.
+    metrics_cut: Mapped[bool] = mapped_column(Boolean, default=False)
     # Lost records (see `events.lost_records`); not rebuilt from the store.
     lost_records: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
     # Changes at every write of the run's rows.
@@ -179,6 +189,29 @@ class CheckpointRow(Base):
     deletion: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     # Change tokens of the step's records, by which changes are noticed.
     stamps: Mapped[dict[RecordKind, str | None]] = mapped_column(JSON)
+
+
+class RunMetricRow(Base):
+    """Metric of a run: its last value, and its best one among the listed steps."""
+
+    __tablename__ = "run_metrics"
+    __table_args__ = (
+        Index(None, "name", "last"),
+        Index(None, "name", "best"),
+        {"sqlite_with_rowid": False},
+    )
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(PlainText(LONGEST_METRIC), primary_key=True)
+    # Null: it is NaN.
+    last: Mapped[float | None] = mapped_column(Double)
+    last_step: Mapped[int] = mapped_column(BigInteger)
+    # "min" or "max"; null: no step says.
+    better: Mapped[str | None] = mapped_column(String(3))
+    better_step: Mapped[int | None] = mapped_column(BigInteger)
+    # Null: the direction is unknown, or all values are NaN.
+    best: Mapped[float | None] = mapped_column(Double)
+    best_step: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class AliasRow(Base):

@@ -1,19 +1,47 @@
 """Queries for pages of the catalog, and their rows in the form of the API."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, bindparam, func, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    Row,
+    Select,
+    bindparam,
+    cast,
+    func,
+    null,
+    select,
+    tuple_,
+)
 from sqlalchemy.orm import Session
 
-from cairn.service.catalog.entries import text_entry
+from cairn.service.catalog.entries import number_entry, text_entry
 from cairn.service.catalog.events.lost_records import problem
 from cairn.service.catalog.events.outbox import EventColumns, event_columns
-from cairn.service.catalog.models import AliasRow, CheckpointRow, EventRow, RootRow, RunRow
-from cairn.service.catalog.search_queries import CHECKPOINTS, RUNS, Key, searched_page
+from cairn.service.catalog.models import (
+    AliasRow,
+    CheckpointRow,
+    EventRow,
+    RootRow,
+    RunMetricRow,
+    RunRow,
+)
+from cairn.service.catalog.search_queries import (
+    CHECKPOINTS,
+    METRIC_COLUMNS,
+    RUNS,
+    Key,
+    Searched,
+    searched_page,
+)
 from cairn.service.catalog.step_records import state_of
+from cairn.service.filters.expressions import Path
 from cairn.service.filters.search import Search
 from cairn.service.schemas import (
     AVAILABLE,
@@ -25,6 +53,7 @@ from cairn.service.schemas import (
     Lineage,
     LostRecord,
     Run,
+    RunColumn,
     States,
 )
 from cairn.storage.runs.records.annotations import Better
@@ -282,11 +311,204 @@ def search_runs(
         after: Sort key of the last run that the client has; (): start with the first.
         limit: Largest number of runs.
     """
-    entries = _RUNS.where(RunRow.root.in_(list(roots)))
-    dialect = connection.dialect.name
-    page = searched_page(entries, RUNS, search, after=after, limit=limit, dialect=dialect)
+    in_roots = RunRow.root.in_(list(roots))
     width = len(RunColumns._fields)
-    return [(RunColumns._make(row[:width]), tuple(row[width:])) for row in connection.execute(page)]
+
+    def page(entries: Select[Any], of: Searched, after: Key, limit: int) -> list[SearchedRun]:
+        dialect = connection.dialect.name
+        query = searched_page(entries, of, search, after=after, limit=limit, dialect=dialect)
+        rows = connection.execute(query)
+        return [(RunColumns._make(row[:width]), tuple(row[width:])) for row in rows]
+
+    first = search.order[0].path if search.order else None
+    if first is None or first.key is None or first.field not in METRIC_COLUMNS:
+        return page(_RUNS.where(in_roots), RUNS, after, limit)
+    # Runs with a value come in the order of an index; runs without one are another query.
+    column = METRIC_COLUMNS[first.field]
+    is_named = RunMetricRow.name == first.key
+    rows: list[SearchedRun] = []
+    if not after or after[0] is not None:
+        entries = _RUNS.join(RunMetricRow, RunMetricRow.run_id == RunRow.id)
+        entries = entries.where(is_named, column.is_not(None), in_roots)
+        rows = page(entries, RUNS._replace(joined={first: column}), after, limit)
+        after = ()
+    if len(rows) < limit:
+        has_value = select(RunMetricRow.run_id).where(is_named, column.is_not(None))
+        entries = _RUNS.where(in_roots, RunRow.id.not_in(has_value))
+        without = RUNS._replace(joined={first: cast(null(), Double())})
+        rows += page(entries, without, after, limit - len(rows))
+    return rows
+
+
+SearchedRun = tuple[RunColumns, Key]
+"""Run of a search, and its sort key."""
+
+
+def run_cells(
+    connection: Connection, runs: Sequence[RunColumns], columns: Sequence[Path]
+) -> list[list[RunColumn]]:
+    """Return the values of some columns for each of some runs.
+
+    Args:
+        connection: Connection to the catalog.
+        runs: Rows of the runs.
+        columns: Members of the keyed fields of runs.
+    """
+    if not columns:
+        return [[] for _ in runs]
+    ids = [run.id for run in runs]
+    names = {path.key for path in columns if path.field in METRIC_COLUMNS}
+    metrics: dict[tuple[int, str], Row[Any]] = {}
+    if names:
+        fields = ("run_id", "name", "last", "last_step", "best", "best_step", "better")
+        query = select(*(getattr(RunMetricRow, field) for field in fields))
+        query = query.where(RunMetricRow.run_id.in_(ids), RunMetricRow.name.in_(names))
+        metrics = {(row.run_id, row.name): row for row in connection.execute(query)}
+    configs: dict[int, dict[str, float | str]] = {}
+    if any(path.field == "config" for path in columns):
+        configs = run_configs(connection, runs)
+
+    def cell(run: RunColumns, path: Path) -> RunColumn:
+        field, key = path.text, path.key or ""
+        if path.field == "labels":
+            return RunColumn(field=field, value=run.labels.get(key))
+        if path.field == "config":
+            return RunColumn(field=field, value=configs.get(run.id, {}).get(key))
+        metric = metrics.get((run.id, key))
+        if metric is None:
+            return RunColumn(field=field)
+        if path.field == "best":
+            value, step = metric.best, metric.best_step
+        else:
+            value, step = math.nan if metric.last is None else metric.last, metric.last_step
+        return RunColumn(field=field, value=value, step=step, better=metric.better)
+
+    return [[cell(run, path) for path in columns] for run in runs]
+
+
+def run_rows(
+    connection: Connection, names: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], RunColumns]:
+    """Return runs by (root, name); those that the catalog does not have are left out."""
+    if not names:
+        return {}
+    query = _RUNS.where(tuple_(RunRow.root, RunRow.name).in_(names))
+    rows = map(RunColumns._make, connection.execute(query))
+    return {(row.root, row.name): row for row in rows}
+
+
+def metric_names(connection: Connection, roots: Iterable[str], part: str, limit: int) -> list[str]:
+    """Return the names of metrics of runs in some roots that contain a text, in any case."""
+    query = (
+        select(RunMetricRow.name)
+        .distinct()
+        .join(RunRow, RunRow.id == RunMetricRow.run_id)
+        .where(
+            RunRow.root.in_(list(roots)),
+            func.lower(RunMetricRow.name).contains(part.lower(), autoescape=True),
+        )
+        .order_by(RunMetricRow.name)
+        .limit(limit)
+    )
+    return list(connection.scalars(query))
+
+
+def entry_names(connection: Connection, roots: Iterable[str], field: str, runs: int) -> list[str]:
+    """Return the names of labels, or of config entries, of the newest runs in some roots.
+
+    Args:
+        connection: Connection to the catalog.
+        roots: Names of the roots.
+        field: "labels" or "config".
+        runs: Number of runs to read.
+    """
+    query = (
+        select(getattr(RunRow, field))
+        .where(RunRow.root.in_(list(roots)))
+        .order_by(RunRow.id.desc())
+        .limit(runs)
+    )
+    return sorted({name for entries in connection.scalars(query) for name in entries})
+
+
+class MetricPoint(NamedTuple):
+    """Value of a metric at a listed step; None: it is NaN.
+
+    Attributes:
+        created: Time of the save.
+    """
+
+    step: int
+    created: datetime | None
+    value: float | None
+
+
+def metric_points(
+    connection: Connection, run: RunColumns, name: str, limit: int
+) -> list[MetricPoint]:
+    """Return the values of a metric at the first `limit` listed steps that have it, by step."""
+    dialect = connection.dialect.name
+    query = (
+        select(
+            CheckpointRow.step,
+            CheckpointRow.created,
+            number_entry(CheckpointRow.metrics, name, dialect),
+        )
+        .where(
+            CheckpointRow.run_id == run.id,
+            CheckpointRow.state == CheckpointState.LISTED.value,
+            text_entry(CheckpointRow.metrics, name, dialect).is_not(None),
+        )
+        .order_by(CheckpointRow.step)
+        .limit(limit)
+    )
+    return [MetricPoint._make(row) for row in connection.execute(query)]
+
+
+class RunMetric(NamedTuple):
+    """Metric of a run; see `RunMetricRow`."""
+
+    run_id: int
+    name: str
+    last: float | None
+    last_step: int
+    better: Better | None
+    best: float | None
+    best_step: int | None
+
+
+def run_metrics(connection: Connection, runs: Sequence[RunColumns], limit: int) -> list[RunMetric]:
+    """Return the metrics of some runs, by name; `limit`: largest number of rows."""
+    query = (
+        select(*(getattr(RunMetricRow, field) for field in RunMetric._fields))
+        .where(RunMetricRow.run_id.in_([run.id for run in runs]))
+        .order_by(RunMetricRow.name, RunMetricRow.run_id)
+        .limit(limit)
+    )
+    return [RunMetric._make(row) for row in connection.execute(query)]
+
+
+def run_configs(
+    connection: Connection, runs: Sequence[RunColumns]
+) -> dict[int, dict[str, float | str]]:
+    """Return the configs of some runs by the ids of their rows."""
+    query = select(RunRow.id, RunRow.config).where(RunRow.id.in_([run.id for run in runs]))
+    return {row.id: row.config for row in connection.execute(query)}
+
+
+def common_metrics(
+    connection: Connection, runs: Sequence[RunColumns], limit: int
+) -> list[tuple[str, bool]]:
+    """Return the metrics that most of some runs have, and whether any of them has a best value."""
+    number = func.count()
+    query = (
+        select(RunMetricRow.name, func.count(RunMetricRow.best))
+        .where(RunMetricRow.run_id.in_([run.id for run in runs]))
+        .group_by(RunMetricRow.name)
+        .order_by(number.desc(), RunMetricRow.name)
+        .limit(limit)
+    )
+    return [(name, best > 0) for name, best in connection.execute(query)]
 
 
 def search_checkpoints(
@@ -482,8 +704,8 @@ def checkpoint(
     )
 
 
-def run(row: RunColumns) -> Run:
-    """Return a run in the form of the API."""
+def run(row: RunColumns, cells: Sequence[RunColumn] = ()) -> Run:
+    """Return a run in the form of the API, with the values of the columns that were asked for."""
     lost = [LostRecord.model_validate(record) for record in row.lost_records]
     return Run(
         root=row.root,
@@ -498,4 +720,5 @@ def run(row: RunColumns) -> Run:
         bytes=row.nbytes,
         problems=[*row.problems, *(problem(row.root, row.name, record) for record in lost)],
         lost_records=lost,
+        columns=list(cells),
     )

@@ -31,6 +31,7 @@ from cairn.service.catalog.external_changes import (
     record_move,
 )
 from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
+from cairn.service.catalog.run_metrics import StepMetrics, write_run_metrics
 from cairn.service.catalog.snapshot import Columns, Key, Snapshot, Stamps
 from cairn.service.schemas import CheckpointState, LostRecord
 from cairn.storage.runs.records.aliases import Alias
@@ -254,6 +255,7 @@ def write_run(
         return False
     lost = _lost_aliases(session, root, uri, snapshot)
     run = _fill_run(session, root, uri, snapshot)
+    _write_config(run, snapshot)
     changed, moved, judged = _write_checkpoints(session, run, snapshot)
     if changed:
         _add_up(session, run)
@@ -457,6 +459,8 @@ def _fill_run(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) ->
             damaged_count=0,
             nbytes=0,
             problems=[],
+            config={},
+            metrics_cut=False,
             lost_records=[],
             revision=0,
         )
@@ -468,6 +472,14 @@ def _fill_run(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) ->
         row.revision = _new_revision()
     session.flush()
     return row
+
+
+def _write_config(run: RunRow, snapshot: Snapshot) -> None:
+    if snapshot.config is None:
+        return
+    (step, attempt), config = snapshot.config
+    if (attempt, step) >= (run.config_attempt or 0, run.config_step or 0):
+        run.config, run.config_attempt, run.config_step = config, attempt, step
 
 
 def _write_checkpoints(
@@ -488,24 +500,36 @@ def _write_checkpoints(
     present = {(row.step, row.attempt): (row.id, row.state) for row in rows}
     damaged = {(row.step, row.attempt): row.damaged for row in rows if row.damaged is not None}
     changed = False
+    before: list[StepMetrics] = []
+    after: list[StepMetrics] = []
     added: list[Columns] = []
     updates: dict[int, Columns] = {}
     for key, state in snapshot.states.items():
         columns = {"state": state.value, **snapshot.changed.get(key, {})}
         if key not in present:
             added.append({"run_id": run.id, "step": key[0], "attempt": key[1], **columns})
+            if state is CheckpointState.LISTED:
+                after.append(StepMetrics(key[0], columns["metrics"], columns["better"]))
         elif key in snapshot.changed or present[key][1] != state.value:
             updates[present[key][0]] = columns
     for some in _parts(list(updates)):
         for row in session.scalars(select(CheckpointRow).where(CheckpointRow.id.in_(some))):
+            before += _listed_metrics(row)
             for name, value in updates[row.id].items():
                 setattr(row, name, value)
+            after += _listed_metrics(row)
             changed |= session.is_modified(row)
     gone = [row_id for key, (row_id, _) in present.items() if key not in snapshot.states]
     for some in _parts(gone):
+        kept = (CheckpointRow.state, CheckpointRow.step, CheckpointRow.metrics)
+        query = select(*kept, CheckpointRow.better).where(CheckpointRow.id.in_(some))
+        for old in session.execute(query):
+            before += _listed_metrics(old)
         session.execute(delete(CheckpointRow).where(CheckpointRow.id.in_(some)))
     if added:
         session.execute(insert(CheckpointRow), added)
+    if write_run_metrics(session, run.id, before, after):
+        run.metrics_cut = True
     moved = {
         key
         for key, state in snapshot.states.items()
@@ -517,6 +541,13 @@ def _write_checkpoints(
         if "damaged" in columns and (key in damaged) != (columns["damaged"] is not None)
     ]
     return changed or bool(gone or added), _steps(session, run, moved), judged
+
+
+def _listed_metrics(row: Any) -> list[StepMetrics]:
+    """Return the metrics of a step, as they count for those of its run: if it is listed."""
+    if row.state != CheckpointState.LISTED:
+        return []
+    return [StepMetrics(row.step, row.metrics, row.better)]
 
 
 def _steps(session: Session, run: RunRow, keys: Collection[Key]) -> list[Step]:

@@ -26,11 +26,25 @@ from sqlalchemy import (
     true,
     tuple_,
 )
+from sqlalchemy.orm import aliased
 
-from cairn.service.catalog.entries import has_entries, number_entry, text_entry
-from cairn.service.catalog.models import AliasRow, AuditRow, CheckpointRow, RunRow
+from cairn.service.catalog.entries import has_entries, number_entry, scalar_entries, text_entry
+from cairn.service.catalog.models import (
+    AliasRow,
+    AuditRow,
+    CheckpointRow,
+    RunMetricRow,
+    RunRow,
+)
 from cairn.service.filters.expressions import All, AnyOf, Comparison, Expression, Has, Not, Path
-from cairn.service.filters.fields import AUDIT_FIELDS, CHECKPOINT_FIELDS, RUN_FIELDS, Field, Kind
+from cairn.service.filters.fields import (
+    AUDIT_FIELDS,
+    CHECKPOINT_FIELDS,
+    METRIC_FIELDS,
+    RUN_FIELDS,
+    Field,
+    Kind,
+)
 from cairn.service.filters.search import Search
 from cairn.service.schemas import CheckpointState
 
@@ -74,6 +88,12 @@ class Searched(NamedTuple):
         present: Fields of which every entry has a value.
         sets: For each field of kind `NAMES`: an entry's key, the query of the keys of entries that
             have a name, and the column of that name.
+        derived: For fields whose values are in another table: a function that returns the SQL
+            expression of an entry's value with a name.
+        named: For these fields: a function that returns the condition that an entry has a value
+            with a name; None: with any name.
+        joined: Values of members whose table the list's query joins, so that all its entries have
+            them.
     """
 
     fields: Mapping[str, Field]
@@ -81,6 +101,9 @@ class Searched(NamedTuple):
     last: Mapping[str, SortKey]
     present: frozenset[str]
     sets: Mapping[str, tuple[Any, Any, Any]] = MappingProxyType({})
+    derived: Mapping[str, Callable[[str], ColumnElement[Any]]] = MappingProxyType({})
+    named: Mapping[str, Callable[[str | None], ColumnElement[bool]]] = MappingProxyType({})
+    joined: Mapping[Path, ColumnElement[Any]] = MappingProxyType({})
 
 
 _STATE: Final = case(
@@ -123,6 +146,36 @@ CHECKPOINTS: Final = Searched(
         )
     },
 )
+METRIC_COLUMNS: Final[Mapping[str, Any]] = MappingProxyType(
+    {"metrics": RunMetricRow.last, "best": RunMetricRow.best}
+)
+"""Columns of `run_metrics` by the field of a run."""
+
+
+def _metric_of(field: str) -> Callable[[str], ColumnElement[Any]]:
+    def value(name: str) -> ColumnElement[Any]:
+        metric = aliased(RunMetricRow)  # a list that is sorted by a metric joins the table itself
+        query = select(getattr(metric, METRIC_COLUMNS[field].key))
+        query = query.where(metric.run_id == RunRow.id, metric.name == _bound(name))
+        return query.correlate(RunRow).scalar_subquery()
+
+    return value
+
+
+def _has_metric(field: str) -> Callable[[str | None], ColumnElement[bool]]:
+    def condition(name: str | None) -> ColumnElement[bool]:
+        metric = aliased(RunMetricRow)
+        runs = select(metric.run_id)
+        if field == "best":
+            runs = runs.where(metric.best.is_not(None))
+        if name is not None:
+            runs = runs.where(metric.name == _bound(name))
+        present: ColumnElement[bool] = RunRow.id.in_(runs)
+        return present
+
+    return condition
+
+
 RUNS: Final = Searched(
     RUN_FIELDS,
     {
@@ -133,6 +186,7 @@ RUNS: Final = Searched(
         "latest_step": RunRow.latest_step,
         "checkpoint_count": RunRow.checkpoint_count,
         "labels": RunRow.labels,
+        "config": RunRow.config,
     },
     {"root": SortKey(RunRow.root), "name": SortKey(RunRow.name)},
     frozenset({"root", "name", "created", "bytes", "checkpoint_count"}),
@@ -140,6 +194,8 @@ RUNS: Final = Searched(
         "aliases": (RunRow.id, select(AliasRow.run_id), AliasRow.alias),
         "states": (RunRow.id, select(CheckpointRow.run_id), _STATE),
     },
+    {field: _metric_of(field) for field in METRIC_FIELDS},
+    {field: _has_metric(field) for field in METRIC_FIELDS},
 )
 AUDIT: Final = Searched(
     AUDIT_FIELDS,
@@ -185,12 +241,18 @@ def searched_page(
 def _sort_keys(of: Searched, search: Search, dialect: str) -> list[SortKey]:
     keys = []
     for term in search.order:
-        value = _value(of, term.path, dialect)
-        if term.field.kind.python is str:
-            value = func.substr(value, 1, LONGEST_SORTED_TEXT, type_=Text())
-            if dialect == "postgresql":
-                value = collate(value, "C")  # by code point, as in SQLite
-        keys.append(SortKey(value, term.descending, term.path.field not in of.present))
+        is_missing = term.path.field not in of.present and term.path not in of.joined
+        if term.field.kind is Kind.SCALAR:
+            column = of.columns[term.path.field]
+            values = list(scalar_entries(column, term.path.key or "", dialect))
+        else:
+            values = [_value(of, term.path, dialect)]
+        for value, python in zip(values, term.field.kind.sorted_as, strict=True):
+            if python is str:
+                value = func.substr(value, 1, LONGEST_SORTED_TEXT, type_=Text())
+                if dialect == "postgresql":
+                    value = collate(value, "C")  # by code point, as in SQLite
+            keys.append(SortKey(value, term.descending, is_missing))
     named = {term.path.field for term in search.order}
     return keys + [key for name, key in of.last.items() if name not in named]
 
@@ -234,7 +296,11 @@ def _holds(expression: Expression, of: Searched, dialect: str) -> ColumnElement[
         case Has(path=path, member=member):
             return _has(of, path, member, dialect)
         case Comparison(path=path, operator=operator, value=value):
-            condition = _OPERATORS[operator](_value(of, path, dialect), _bound(value))
+            compared = _value(of, path, dialect)
+            if of.fields[path.field].kind is Kind.SCALAR:
+                number, text = scalar_entries(of.columns[path.field], path.key or "", dialect)
+                compared = text if isinstance(value, str) else number
+            condition = _OPERATORS[operator](compared, _bound(value))
             return func.coalesce(condition, false())
 
 
@@ -246,6 +312,8 @@ def _has(of: Searched, path: Path, member: str | None, dialect: str) -> ColumnEl
             all_named = all_named.where(name == _bound(member))
         named: ColumnElement[bool] = own.in_(all_named)
         return named
+    if path.field in of.named:
+        return of.named[path.field](path.key)
     column = of.columns[path.field]
     if member is not None:  # `LIKE` ignores case in SQLite, but not in PostgreSQL
         within = func.lower(column).contains(member.lower(), autoescape=True)
@@ -259,6 +327,10 @@ def _has(of: Searched, path: Path, member: str | None, dialect: str) -> ColumnEl
 
 
 def _value(of: Searched, path: Path, dialect: str) -> Any:
+    if path in of.joined:
+        return of.joined[path]
+    if path.field in of.derived:
+        return of.derived[path.field](path.key or "")
     column = of.columns[path.field]
     if path.key is None:
         return column

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from cairn.service.catalog.change_tokens import record_tokens
+from cairn.service.catalog.configs import flat_config
 from cairn.service.catalog.events.lost_records import is_lifted, seen_deletion
 from cairn.service.catalog.models import RecordKind as Kind
 from cairn.service.catalog.step_records import damage_body
@@ -75,6 +76,8 @@ class Snapshot:
         due: Time at which an unfinished step counts as abandoned.
         lost_deletions: Tombstones that were seen and are gone, though the steps are there and
             nobody has undeleted them.
+        config: Config of the model of the newest step among those in `changed`, with the key of
+            that step; None: none of them has one.
     """
 
     info: RunInfo
@@ -85,6 +88,7 @@ class Snapshot:
     problems: tuple[str, ...] = ()
     due: datetime | None = None
     lost_deletions: tuple[LostRecord, ...] = ()
+    config: tuple[Key, dict[str, float | str]] | None = None
 
 
 def take_snapshot(
@@ -127,6 +131,9 @@ def take_snapshot(
     problems = seen.problems | unreadable
     for error in problems.values():
         logger.warning("left out of the catalog: %s", error)
+    configs = [
+        (key, columns.pop("config")) for key, columns in seen.columns.items() if "config" in columns
+    ]
     return Snapshot(
         info=info,
         states={key: CheckpointState(state.value) for key, state in states.items()},
@@ -144,6 +151,7 @@ def take_snapshot(
         lost_deletions=tuple(
             record for key, record in gone.items() if not is_lifted(record, lifted.get(key))
         ),
+        config=configs[0] if configs else None,
     )
 
 
@@ -223,6 +231,7 @@ def _manifests(run: Run, names: Iterable[str]) -> Found:
     """Read manifests; return their columns, and the errors of unreadable ones."""
     read: dict[str, Columns] = {}
     unreadable: dict[str, StorageError] = {}
+    newest: tuple[int, int, str, Mapping[str, Any]] | None = None
     for name, stored in run.objects.read_each(names):
         if stored is None:  # deleted after it was listed
             continue
@@ -241,6 +250,12 @@ def _manifests(run: Run, names: Iterable[str]) -> Found:
             "model_type": manifest.model.model_type if manifest.model else None,
             "source": manifest.source,
         }
+        if manifest.model is not None and manifest.model.config:
+            at = manifest.attempt, manifest.step
+            if newest is None or at > newest[:2]:
+                newest = (*at, name, manifest.model.config)
+    if newest is not None:
+        read[newest[2]]["config"] = flat_config(newest[3])
     return read, unreadable
 
 

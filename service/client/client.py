@@ -113,6 +113,7 @@ class Client(StepFilesConnection, EventsConnection):
         root: str | None = None,
         filter: str = "",
         order_by: str = "",
+        columns: str = "",
         page_size: int = 100,
         refresh: bool = False,
     ) -> Iterator[Run]:
@@ -121,7 +122,9 @@ class Client(StepFilesConnection, EventsConnection):
         Args:
             root: Only runs of this root; None for all.
             filter: Only runs that match, such as `labels.team = "nlp" AND latest_step > 1000`.
-            order_by: Sort order, such as `created desc`.
+            order_by: Sort order, such as `created desc` or `best."eval/loss"`.
+            columns: Metrics, config values and labels to add to each run as its `columns`, such as
+                `best.loss, config.hidden_size, labels.owner`.
             page_size: Runs per request.
             refresh: Make the server read the store first. It means the same in the other methods.
         """
@@ -131,6 +134,7 @@ class Client(StepFilesConnection, EventsConnection):
             path,
             filter=filter or None,
             order_by=order_by or None,
+            columns=columns or None,
             page_size=page_size,
             refresh=refresh or None,
         ):

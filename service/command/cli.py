@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, cast
 
@@ -308,6 +309,15 @@ def runs(
     ] = None,
     filter: FilterOption = "",
     order_by: OrderOption = "",
+    columns: Annotated[
+        str,
+        typer.Option(
+            "--columns",
+            metavar="FIELDS",
+            help="Such as: best.loss, labels.owner, config.hidden_size.",
+        ),
+    ] = "",
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="At most so many; 0: all.")] = 0,
     refresh: Annotated[bool, typer.Option("--refresh", help="Look at the store first.")] = False,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -317,10 +327,20 @@ def runs(
     The server reads the store every few seconds, and finds runs that no job has announced.
 
     A FILTER joins conditions with AND, OR, NOT: labels.team = "nlp" AND latest_step > 1000. Fields:
-    root, name, created, bytes, latest_step, checkpoint_count, labels.NAME, aliases:NAME.
+    root, name, created, bytes, latest_step, checkpoint_count, labels.NAME, config.NAME,
+    metrics.NAME (the last value), best.NAME, aliases:NAME. The best run of all:
+    cairn runs --sort best.loss --columns best.loss --limit 1
     """
     with Client(url) as client:
-        listed = list(client.runs(root=root, filter=filter, order_by=order_by, refresh=refresh))
+        found = client.runs(
+            root=root,
+            filter=filter,
+            order_by=order_by,
+            columns=columns,
+            page_size=min(limit, 100) or 100,
+            refresh=refresh,
+        )
+        listed = list(islice(found, limit or None))
     if json:
         print_document(RunList(runs=listed))
         return

@@ -55,7 +55,7 @@ FilterOption = Annotated[
     ),
 ]
 OrderOption = Annotated[
-    str, typer.Option("--order-by", metavar="FIELDS", help="Such as: created desc, step.")
+    str, typer.Option("--order-by", "--sort", metavar="FIELDS", help="Such as: created desc, step.")
 ]
 StoreOption = Annotated[
     str | None, typer.Option(metavar="URI", help="Folder or URI of the root `default`.")

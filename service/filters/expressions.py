@@ -12,6 +12,7 @@ from typing import Final, Literal
 Operator = Literal["=", "!=", "<", "<=", ">", ">="]
 Value = str | int | float | datetime
 
+_PLAIN_NAME: Final = re.compile(r"""[^\s()"'=!<>:.,\\]+""")
 _SPECIAL: Final = re.compile(r'["\\]')
 _ESCAPED: Final = re.compile(r"""\\(["'\\])""")
 
@@ -27,6 +28,12 @@ class Path:
 
     field: str
     key: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The path in the filter language, with quotes only if its name needs them."""
+        is_plain = self.key is not None and _PLAIN_NAME.fullmatch(self.key)
+        return f"{self.field}.{self.key}" if is_plain else str(self)
 
     def __str__(self) -> str:
         """Return the path in the filter language."""

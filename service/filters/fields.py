@@ -18,11 +18,17 @@ class Kind(Enum):
     NUMBER = "a number"
     MOMENT = "a time"
     NAMES = "names"
+    SCALAR = "a number or a text"
 
     @property
     def python(self) -> type:
         """Python type of the values of this kind."""
         return _PYTHON.get(self, str)
+
+    @property
+    def sorted_as(self) -> tuple[type, ...]:
+        """Types of the sort keys of a field of this kind; entries lack all of them but one."""
+        return (float, str) if self is Kind.SCALAR else (self.python,)
 
 
 _PYTHON: Final[Mapping[Kind, type]] = {
@@ -66,6 +72,9 @@ CHECKPOINT_FIELDS: Final[Mapping[str, Field]] = {
     "metrics": Field(Kind.NUMBER, keyed=True),
     "better": Field(Kind.CHOICE, keyed=True, choices=get_args(Better)),
 }
+METRIC_FIELDS: Final = ("metrics", "best")
+"""Fields of runs that have a value for each metric: the last one, and the best one."""
+
 RUN_FIELDS: Final[Mapping[str, Field]] = {
     "root": Field(Kind.TEXT),
     "name": Field(Kind.TEXT),
@@ -76,6 +85,9 @@ RUN_FIELDS: Final[Mapping[str, Field]] = {
     "aliases": Field(Kind.NAMES),
     "states": Field(Kind.NAMES),
     "labels": Field(Kind.TEXT, keyed=True),
+    "config": Field(Kind.SCALAR, keyed=True),
+    "metrics": Field(Kind.NUMBER, keyed=True),
+    "best": Field(Kind.NUMBER, keyed=True),
 }
 AUDIT_FIELDS: Final[Mapping[str, Field]] = {
     "at": Field(Kind.MOMENT),

@@ -50,6 +50,7 @@ _OPERATORS: Final[Mapping[Kind, tuple[str, ...]]] = {
     Kind.NUMBER: _ORDERED,
     Kind.MOMENT: _ORDERED,
     Kind.NAMES: (),
+    Kind.SCALAR: _ORDERED,
 }
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -148,7 +149,11 @@ class _Parser:
             others = " ".join(operators) + ", " if operators else ""
             more = f" or {path.field}:NAME" if field.kind is Kind.NAMES else ""
             self._reader.refuse(f"{others}{path}:*{more}")
-        return Comparison(path, cast(Operator, operator), _read_value(self._reader, path, field))
+        at = self._reader.place()
+        value = _read_value(self._reader, path, field)
+        if field.kind is Kind.SCALAR and isinstance(value, str) and operator not in _EQUAL:
+            self._reader.refuse(f"a number for {path}: texts are only equal or not", at=at)
+        return Comparison(path, cast(Operator, operator), value)
 
 
 def _read_value(reader: TextReader, path: Path, field: Field) -> Value:
@@ -158,7 +163,9 @@ def _read_value(reader: TextReader, path: Path, field: Field) -> Value:
     text = reader.word() if quoted is None else quoted
     if text is None:
         reader.refuse(expected, at=at)
-    if field.kind is Kind.TEXT:
+    if field.kind is Kind.SCALAR and quoted is None and _NUMBER.fullmatch(text):
+        return float(text)
+    if field.kind in (Kind.TEXT, Kind.SCALAR):
         if text == "*" and quoted is None:
             reader.refuse(f"{expected}, or {path}:* for any; a text * stands in quotes", at=at)
         return text

@@ -61,7 +61,9 @@ class Search:
             last: Types of the list's own sort keys, by field.
         """
         named = {term.path.field for term in self.order}
-        kinds = [(term.field.kind.python, type(None)) for term in self.order]
+        kinds = [
+            (python, type(None)) for term in self.order for python in term.field.kind.sorted_as
+        ]
         return [*kinds, *(kind for name, kind in last.items() if name not in named)]
 
 

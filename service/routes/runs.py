@@ -1,6 +1,6 @@
 """Runs of all roots or of one: list, create, get, label, and disk usage."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
@@ -10,6 +10,7 @@ from cairn.service.actions import runs as runs_actions
 from cairn.service.actions import usage
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.dependencies import (
+    Columns,
     Filter,
     OrderBy,
     PageSize,
@@ -19,6 +20,8 @@ from cairn.service.dependencies import (
     RootName,
     RunName,
 )
+from cairn.service.filters.columns import parse_columns
+from cairn.service.filters.expressions import Path
 from cairn.service.filters.fields import RUN_FIELDS
 from cairn.service.filters.search import Search
 from cairn.service.http.answers import NOT_CHANGED, created_answer, json_answer, tagged_answer
@@ -48,18 +51,24 @@ def list_all_runs(
     plane: PlaneDependency,
     filter: Filter = "",
     order_by: OrderBy = "",
+    columns: Columns = "",
     page_size: PageSize = 50,
     page_token: PageToken = None,
     refresh: Refresh = False,
 ) -> Response:
     """List the runs of all roots, by root and name unless `order_by` says otherwise.
 
-    Fields: `root`, `name`, `created`, `bytes`, `latest_step`, `checkpoint_count`, `labels.NAME`; in
+    Fields: `root`, `name`, `created`, `bytes`, `latest_step`, `checkpoint_count`, `labels.NAME`,
+    `config.NAME`, `metrics.NAME` (the value at the latest step that has the metric), `best.NAME`
+    (the best value of the listed steps, if a step says whether small or large values are good); in
     filters also `aliases` and `states`.
     """
     search = Search.parse(filter, order_by, RUN_FIELDS)
+    paths = parse_columns(columns, RUN_FIELDS)
     roots = caller.visible(plane.roots)
-    page = page_of_runs(plane, roots, page_size, page_token, search=search, refresh=refresh)
+    page = page_of_runs(
+        plane, roots, page_size, page_token, search=search, refresh=refresh, columns=paths
+    )
     return json_answer(page)
 
 
@@ -70,6 +79,7 @@ def list_runs(
     plane: PlaneDependency,
     filter: Filter = "",
     order_by: OrderBy = "",
+    columns: Columns = "",
     page_size: PageSize = 50,
     page_token: PageToken = None,
     refresh: Refresh = False,
@@ -79,9 +89,10 @@ def list_runs(
     The fields are those of the list of all runs.
     """
     search = Search.parse(filter, order_by, RUN_FIELDS)
+    paths = parse_columns(columns, RUN_FIELDS)
     roots = {root: plane.root(root)}
     page = page_of_runs(
-        plane, roots, page_size, page_token, of=root, search=search, refresh=refresh
+        plane, roots, page_size, page_token, of=root, search=search, refresh=refresh, columns=paths
     )
     return json_answer(page)
 
@@ -171,6 +182,7 @@ def page_of_runs(
     of: str | None = None,
     search: Search = runs_actions.EVERYTHING,
     refresh: bool = False,
+    columns: Sequence[Path] = (),
 ) -> RunList:
     """Return a page of runs.
 
@@ -183,10 +195,11 @@ def page_of_runs(
             that it comes from.
         search: Filter and order.
         refresh: Update the catalog from the store first.
+        columns: Metrics, config values and labels to add to each run.
     """
     listing = ("runs" if of is None else f"runs of {of}") + search.mark
     after = decode_token(listing, page_token, kinds=search.key_kinds(_LAST))
     runs, last = runs_actions.list_runs(
-        plane, roots, search, after=after, limit=page_size, refresh=refresh
+        plane, roots, search, after=after, limit=page_size, refresh=refresh, columns=columns
     )
     return RunList(runs=runs, next_page_token=encode_token(listing, last) if last else None)

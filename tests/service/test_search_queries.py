@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn import Settings, create_app, delete_step, promote_step
+from cairn import Settings, annotate_step, create_app, delete_step, parse_uri, promote_step
 from cairn.service.filters.expressions import quote
 from cairn.service.filters.fields import CHECKPOINT_FIELDS
 from cairn.service.filters.search import Search
@@ -181,7 +181,7 @@ def test_runs_are_searched(served):
     assert pages(served, "/v1/runs", filter="aliases:nobody") == []
     assert pages(served, "/v1/runs", filter="NOT labels:*")[0]["name"] == "run"
     assert pages(served, "/v1/roots/default/runs", filter="latest_step > 24") == []
-    answer = served.get("/v1/runs", params={"filter": "metrics.loss < 1"})
+    answer = served.get("/v1/runs", params={"filter": "leaves < 1"})
     assert answer.status_code == 422
     assert "expected a field: root, name, created" in answer.json()["detail"]
 
@@ -424,3 +424,85 @@ def test_forged_key_of_a_token_is_refused_or_harmless(http, root):
         given = base64.urlsafe_b64encode(forged).decode().rstrip("=")
         answer = http.get(CHECKPOINTS, params={**asked, "page_token": given})
         assert answer.status_code in (200, 422), (place, part, answer.text)
+
+
+METRICS = ("loss", "eval/loss", 'say "hi"', "'; DROP TABLE runs; --", "日本")
+VALUES = (*(number for number in NUMBERS if number), 0.0, *BAD)  # -0.0 is 0.0 in SQLite
+
+
+@pytest.fixture(scope="module")
+def swept(served, tmp_path_factory):
+    """Runs whose steps have metrics, added to the searched store; and what they should show."""
+    root = parse_uri(served.get("/v1/roots").json()["roots"][0]["uri"])
+    chance = random.Random(11)
+    expected = {}
+    for number in range(10):
+        name = f"swept-{number:02}"
+        run = make_run(root / name, range(1, 5))
+        steps = {step: {} for step in range(1, 5)}
+        better = {key: chance.choice(("min", "max")) for key in METRICS[:3]}
+        for step in steps:
+            for _ in range(2):  # annotated again: earlier values are gone
+                metrics = {key: chance.choice(VALUES) for key in METRICS if chance.random() < 0.6}
+                steps[step].update(metrics)
+                ways = {key: better[key] for key in metrics if key in better and step != 2}
+                annotate_step(run, step, metrics=metrics, better=ways, by="test")
+                if chance.random() < 0.5:
+                    served.get(f"/v1/roots/default/runs/{name}", params={"refresh": True})
+        if number % 3 == 0:
+            delete_step(run, run.step(4), by="test")
+            del steps[4]
+        expected[name] = shown(steps, better)
+    served.get("/v1/runs", params={"refresh": True})
+    return expected
+
+
+def shown(steps, better):
+    """The last and the best value of each metric, of steps that are listed."""
+    cells = {}
+    for key in METRICS:
+        values = [(step, found[key]) for step, found in sorted(steps.items()) if key in found]
+        ways = [step for step, _ in values if key in better and step != 2]
+        if not values:
+            continue
+        cells[f"metrics.{quote(key)}"] = (values[-1][1], values[-1][0])
+        real = [(value, step) for step, value in values if value == value]
+        if ways and real:
+            sign = 1 if better[key] == "min" else -1
+            value, step = min(real, key=lambda one: (sign * one[0], one[1]))
+            cells[f"best.{quote(key)}"] = (value, step)
+    return cells
+
+
+def test_last_and_best_values_of_runs_are_those_of_their_steps(served, swept):
+    paths = [f"{field}.{quote(key)}" for field in ("metrics", "best") for key in METRICS]
+    found = pages(served, "/v1/runs", columns=", ".join(paths), size=5)
+    for run in found:
+        if run["name"] in swept:
+            cells = dict(zip(paths, run["columns"], strict=True))
+            there = {
+                path: (float(cell["value"]), cell["step"])
+                for path, cell in cells.items()
+                if cell["value"] is not None
+            }
+            assert repr(there) == repr(
+                {path: swept[run["name"]][path] for path in paths if path in swept[run["name"]]}
+            )
+
+
+@FEW
+@given(st.data(), st.integers(2, 7))
+def test_runs_are_sorted_by_metrics_on_pages_of_any_size(served, swept, data, size):
+    paths = [f"{field}.{quote(key)}" for field in ("metrics", "best") for key in METRICS]
+    terms = data.draw(st.lists(st.sampled_from(paths), min_size=1, max_size=2, unique=True))
+    downs = [data.draw(st.booleans()) for _ in terms]
+    order_by = ", ".join(f"{term}{' desc' * down}" for term, down in zip(terms, downs, strict=True))
+    expected = sorted(swept)
+    for term, down in reversed([*zip(terms, downs, strict=True)]):
+        values = {name: cells[term][0] for name, cells in swept.items() if term in cells}
+        there = [name for name in expected if values.get(name, math.nan) == values.get(name)]
+        there.sort(key=values.__getitem__, reverse=down)
+        expected = there + [name for name in expected if name not in there]
+    asked = {"filter": "name:swept", "order_by": order_by}
+    found = [run["name"] for run in pages(served, "/v1/runs", size=size, **asked)]
+    assert found == expected

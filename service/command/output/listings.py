@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from cairn.service.command.output.tables import Cell, print_table
-from cairn.service.schemas import Checkpoint, Operation, Run
+from cairn.service.schemas import Checkpoint, Operation, Run, RunColumn
 from cairn.service.sizes import Size
 
 if TYPE_CHECKING:
@@ -16,8 +17,11 @@ if TYPE_CHECKING:
 
 
 def list_runs(console: Console, runs: Iterable[Run]) -> None:
-    """Print a table of runs."""
-    titles = ("root", "run", "latest", "checkpoints", "size", "created (UTC)", "forked from")
+    """Print a table of runs, and of the columns that were asked for."""
+    runs = list(runs)
+    titles = ["root", "run", "latest", "checkpoints", "size", "created (UTC)", "forked from"]
+    for column in runs[0].columns if runs else ():
+        titles += [column.field, "at step"] if column.field.startswith("best.") else [column.field]
     print_table(console, titles, map(_run, runs))
 
 
@@ -70,7 +74,13 @@ def _run(run: Run) -> tuple[Cell, ...]:
         Size(run.bytes),
         run.created,
         parent,
+        *chain.from_iterable(map(_column, run.columns)),
     )
+
+
+def _column(column: RunColumn) -> tuple[Cell, ...]:
+    value = f"{column.value:.6g}" if isinstance(column.value, float) else column.value
+    return (value, column.step) if column.field.startswith("best.") else (value,)
 
 
 def _checkpoint(checkpoint: Checkpoint) -> tuple[Cell, ...]:

@@ -101,6 +101,7 @@ async function readCurves() {
 document.addEventListener("DOMContentLoaded", () => {
   readCurves();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  document.addEventListener("cairn:theme", drawAll);
   let width = innerWidth;
   addEventListener("resize", () => {
     if (innerWidth !== width) {

@@ -19,7 +19,7 @@ def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
     for name in ("store", SECRET, "gone"):
         (folder / name).mkdir()
-    make_run(folder / SECRET / "run", [1])
+    make_run(folder / SECRET / "run", [1], labels={"concealed": "owner"})
     settings = Settings(
         root=str(folder / "store"),
         roots={SECRET: str(folder / SECRET)},
@@ -81,3 +81,16 @@ def test_what_an_automation_started_for_another_root_is_not_told(served):
     for caller, told in (("all", {"a", "ours"}), ("ours", {"ours"})):
         listed = http.get("/v1/automations", headers=callers[caller]).json()["automations"]
         assert {one["name"] for one in listed if one["problem"] or one["operation"]} == told
+
+
+def test_runs_of_other_roots_are_neither_compared_nor_completed(served):
+    http, callers, _ = served
+    address = f"/compare/runs?run={SECRET}/run"
+    for caller, is_told in (("all", True), ("ours", False), ("gone", False)):
+        for path in (address, address.replace("?", "/meta?")):
+            assert http.get(path, headers=callers[caller]).status_code == 200
+        compared = http.get(address + "&equal=true", headers=callers[caller]).text
+        assert ("concealed" in compared) is is_told
+        assert (f"Not found: {SECRET}/run" in compared) is not is_told
+        completed = http.get("/runs/completions?q=labels.", headers=callers[caller]).json()
+        assert completed["options"] == ["labels.concealed"] * is_told

@@ -117,6 +117,10 @@ def upgrade() -> None:
         sa.Column("damaged_count", sa.Integer(), nullable=False),
         sa.Column("nbytes", sa.BigInteger(), nullable=False),
         sa.Column("problems", sa.JSON(), nullable=False),
+        sa.Column("config", sa.JSON(), nullable=False),
+        sa.Column("config_attempt", sa.BigInteger(), nullable=True),
+        sa.Column("config_step", sa.BigInteger(), nullable=True),
+        sa.Column("metrics_cut", sa.Boolean(), nullable=False),
         sa.Column("lost_records", sa.JSON(), nullable=False),
         sa.Column("revision", sa.BigInteger(), nullable=False),
         sa.Column("stamp", sa.String(length=64), nullable=True),
@@ -237,6 +241,26 @@ def upgrade() -> None:
         unique=False,
     )
     op.create_table(
+        "run_metrics",
+        sa.Column("run_id", sa.Integer(), nullable=False),
+        sa.Column("name", sa.String(length=256), nullable=False),
+        sa.Column("last", sa.Double(), nullable=True),
+        sa.Column("last_step", sa.BigInteger(), nullable=False),
+        sa.Column("better", sa.String(length=3), nullable=True),
+        sa.Column("better_step", sa.BigInteger(), nullable=True),
+        sa.Column("best", sa.Double(), nullable=True),
+        sa.Column("best_step", sa.BigInteger(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["run_id"], ["runs.id"], name=op.f("fk_run_metrics_run_id_runs"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("run_id", "name", name=op.f("pk_run_metrics")),
+        sqlite_with_rowid=False,
+    )
+    for column in ("last", "best"):
+        op.create_index(
+            op.f(f"ix_run_metrics_name_{column}"), "run_metrics", ["name", column], unique=False
+        )
+    op.create_table(
         "sessions",
         sa.Column("digest", sa.String(length=64), nullable=False),
         sa.Column("key_id", sa.String(length=12), nullable=False),
@@ -250,6 +274,9 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_table("sessions")
+    for column in ("best", "last"):
+        op.drop_index(op.f(f"ix_run_metrics_name_{column}"), table_name="run_metrics")
+    op.drop_table("run_metrics")
     op.drop_index(op.f("ix_deliveries_webhook_id_state_root_run_event_id"), table_name="deliveries")
     op.drop_table("deliveries")
     op.drop_index(op.f("ix_checkpoints_run_id_state_step"), table_name="checkpoints")
