@@ -163,7 +163,7 @@ TIME: Final[dict[str, Any]] = {"metavar": "TIME", "parser": parse_duration}
 
 
 def administered(data_dir: Path | None) -> "Settings":
-    """Load the settings of the server to administer; print its store if the caller named none.
+    """Load the settings of the server to administer; print which store and database are meant.
 
     Raises:
         SettingsError: A setting cannot work, or there are several servers to choose from.
@@ -171,9 +171,35 @@ def administered(data_dir: Path | None) -> "Settings":
     from cairn.service.settings import load_administered
 
     settings, owner = load_administered(data_dir)
-    if owner is not None:
-        errors.print(f"Of the store {owner}, in {settings.data_dir}", soft_wrap=True, markup=False)
+    name_place(settings, owner)
     return settings
+
+
+def _shown(url: str) -> str:
+    """Return the URL of a database without its password."""
+    from sqlalchemy import make_url  # takes a while
+    from sqlalchemy.exc import ArgumentError
+
+    from cairn.service.observability.redaction import redact
+
+    try:
+        return redact(repr(make_url(url)))
+    except ArgumentError:  # the text may have a password anywhere
+        return "a database whose URL is malformed"
+
+
+def name_place(settings: "Settings", store: str | None = None) -> None:
+    """Print on standard error which store and which databases the settings mean.
+
+    Args:
+        settings: Settings of the server.
+        store: Store of the data folder, if it is another than that of the settings.
+    """
+    stores = store or ", ".join(map(str, settings.root_uris.values()))
+    databases = dict.fromkeys((settings.database_url, settings.jobs_database_url))
+    own = all(url.startswith(f"sqlite:///{settings.data_dir.absolute()}/") for url in databases)
+    place = settings.data_dir if own else ", ".join(map(_shown, databases))
+    errors.print(f"Of the store {stores}, in {place}", soft_wrap=True, markup=False)
 
 
 def report(client: Client, operation: Operation, watch: bool, json: bool) -> None:

@@ -70,7 +70,9 @@ def test_a_backup_of_sqlite_is_a_data_folder(root, data, tmp_path):
         finally:
             over.set()
             writer.join()
-    assert (said.returncode, said.stderr) == (0, "")
+    assert said.returncode == 0, said.stderr
+    assert said.stderr.startswith("Of the store ")
+    assert said.stderr.count("\n") == 1
     assert said.stdout.split() == [str(copies / "catalog.sqlite"), str(copies / "jobs.sqlite")]
     assert sorted(path.name for path in copies.iterdir()) == ["catalog.sqlite", "jobs.sqlite"]
     assert {path.stat().st_mode & 0o777 for path in copies.iterdir()} == {0o600}

@@ -70,6 +70,10 @@ def test_keys_that_are_made_before_the_first_start_are_those_of_the_first_store(
     listed = cairn_here("keys", "list")
     assert "ana" in listed.stdout
     assert f"Of the store file://{tmp_path}/a, in {tmp_path}/state/cairn" in listed.stderr
+    elsewhere = {"CAIRN_DATABASE_URL": "postgresql+psycopg://me:hidden@127.0.0.1:9/cairn"}
+    named = cairn_here("backup", str(tmp_path / "copy"), **elsewhere)
+    assert "in postgresql+psycopg://me:***@127.0.0.1:9/cairn, sqlite:///" in named.stderr
+    assert "hidden" not in named.stderr
 
 
 def test_who_administers_one_of_several_stores_is_asked_which(tmp_path):
