@@ -290,7 +290,7 @@ def test_the_page_of_the_run_says_so_and_puts_it_right_by_one_click(http, run):
         lost(http)
         assert "went back to" in http.get("/ui/default/run/aliases").text
         assert ">damaged" in http.get("/").text
-        press(http, "Put back to step 9" if step == 9 else "Keep at step 3")
+        press(http, "Restore to step 9" if step == 9 else "Keep at step 3")
         assert (at(http)[0], lost(http)) == (step, [])
     run.objects.delete(alias_file("production"))
     assert len(lost(http)) == 1

@@ -74,7 +74,7 @@ def test_it_has_a_card_and_a_page_without_what_can_not_be_done(http):
     for path in ("/operations", f"/operations/{NEWER}", "/ui/default/llama/steps/1"):
         page = http.get(path)
         assert page.status_code == 200
-        assert "Of a kind that this server does not know" in page.text
+        assert "This server does not know this kind of operation" in page.text
         assert f"{NEWER}/cancel" not in page.text
     refused = http.post(f"/operations/{NEWER}/cancel")
     assert refused.status_code == 409
