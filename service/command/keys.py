@@ -1,23 +1,41 @@
-"""`cairn keys`: creates, lists and revokes keys in the database, which needs no key itself."""
+"""`cairn keys`: creates, lists and revokes keys.
+
+A control plane that the caller has a key for is asked. Without one, the database is changed, which
+needs no key.
+"""
 
 import getpass
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from cairn.service.command.options import DataOption, administered, console, errors, parse_duration
+from cairn.service.client.client import Client
+from cairn.service.command.options import (
+    DataOption,
+    UrlOption,
+    administered,
+    console,
+    errors,
+    parse_duration,
+)
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
 from cairn.service.command.secret_files import SecretFileOption, secret_file
+from cairn.service.errors import SettingsError
+from cairn.service.observability.redaction import redact
 from cairn.service.schemas import (
     MAX_GRACE_SECONDS,
     NAME_PATTERN,
+    Key,
     KeyList,
     KeyRequest,
+    NewKey,
     Scope,
 )
 
@@ -26,9 +44,73 @@ if TYPE_CHECKING:
     from cairn.service.actions.plane import ControlPlane
 
 keys_app: Final = typer.Typer(
-    help="Create, list and revoke keys, in the server's database.",
+    help="""Create, list and revoke keys.
+
+    With --url, or with CAIRN_URL and a key, the control plane is asked. Otherwise the database of
+    the settings is changed, as for the first key.
+    """,
     no_args_is_help=True,
 )
+
+_OF_A_DATABASE: Final = ("CAIRN_DATA_DIR", "CAIRN_DATABASE_URL", "CAIRN_ROOT", "CAIRN_ROOTS")
+"""Variables that say which server's database is meant."""
+
+
+@dataclass(frozen=True)
+class ServerKeys:
+    """The keys of a control plane that is asked over HTTP."""
+
+    client: Client
+
+    def create(self, request: KeyRequest) -> NewKey:
+        """Create a key."""
+        return self.client.create_key(
+            request.name,
+            scope=request.scope.value,
+            roots=request.roots,
+            expires_seconds=request.expires_seconds,
+        )
+
+    def all(self) -> list[Key]:
+        """Return all keys, without their secrets."""
+        return self.client.keys()
+
+    def revoke(self, key: str) -> Key:
+        """Revoke a key, and return it."""
+        self.client.revoke_key(key)
+        listed = {every.id: every for every in self.all()}
+        return listed[key]
+
+
+@dataclass(frozen=True)
+class DatabaseKeys:
+    """The keys in the database of the settings.
+
+    Attributes:
+        plane: Control plane of the settings, without jobs.
+        caller: The shell's user.
+    """
+
+    plane: "ControlPlane"
+    caller: "Caller"
+
+    def create(self, request: KeyRequest) -> NewKey:
+        """Create a key."""
+        from cairn.service.actions import keys  # imports what a server needs
+
+        return keys.create_key(self.plane, self.caller, request)
+
+    def all(self) -> list[Key]:
+        """Return all keys, without their secrets."""
+        from cairn.service.actions import keys
+
+        return keys.list_keys(self.plane)
+
+    def revoke(self, key: str) -> Key:
+        """Revoke a key, and return it."""
+        from cairn.service.actions import keys
+
+        return keys.revoke_key(self.plane, self.caller, key)
 
 
 def _name(text: str) -> str:
@@ -59,12 +141,11 @@ def create(
         typer.Option(metavar="TIME", help="Lifetime, such as 90d; default: until it is revoked."),
     ] = None,
     output: SecretFileOption = None,
+    url: UrlOption = None,
     data_dir: DataOption = None,
     json: JsonOption = False,
 ) -> None:
     """Create a key and print it; it can't be shown again."""
-    from cairn.service.actions import keys  # imports what a server needs
-
     lifetime = None if expires is None else parse_duration(expires)
     if lifetime is not None and not 0 < lifetime <= MAX_GRACE_SECONDS:
         raise typer.BadParameter(
@@ -72,8 +153,8 @@ def create(
         )
     request = KeyRequest(name=name, scope=scope, roots=root or None, expires_seconds=lifetime)
     # The file first: if it cannot be created, no key is made whose secret is lost.
-    with secret_file(output) as file, _plane(data_dir) as (plane, caller):
-        created = keys.create_key(plane, caller, request)
+    with secret_file(output) as file, _keys(url, data_dir) as keys:
+        created = keys.create(request)
         if file is not None:
             file.write(f"{created.key}\n")
     if json:
@@ -87,12 +168,10 @@ def create(
 
 
 @keys_app.command("list")
-def list_keys(data_dir: DataOption = None, json: JsonOption = False) -> None:
+def list_keys(url: UrlOption = None, data_dir: DataOption = None, json: JsonOption = False) -> None:
     """List the keys, without their secrets."""
-    from cairn.service.actions import keys  # imports what a server needs
-
-    with _plane(data_dir) as (plane, _):
-        listed = keys.list_keys(plane)
+    with _keys(url, data_dir) as keys:
+        listed = keys.all()
     if json:
         print_document(KeyList(keys=listed))
         return
@@ -116,6 +195,7 @@ def list_keys(data_dir: DataOption = None, json: JsonOption = False) -> None:
 @keys_app.command()
 def revoke(
     key: Annotated[str, typer.Argument(metavar="KEY", help="Key ID, from `cairn keys list`.")],
+    url: UrlOption = None,
     data_dir: DataOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -123,10 +203,8 @@ def revoke(
 
     Running servers refuse it within seconds.
     """
-    from cairn.service.actions import keys  # imports what a server needs
-
-    with _plane(data_dir) as (plane, caller):
-        revoked = keys.revoke_key(plane, caller, key)
+    with _keys(url, data_dir) as keys:
+        revoked = keys.revoke(key)
     if json:
         print_document(revoked)
         return
@@ -134,8 +212,38 @@ def revoke(
 
 
 @contextmanager
-def _plane(data_dir: Path | None) -> "Iterator[tuple[ControlPlane, Caller]]":
-    """Open the control plane of the settings, without jobs; the caller is the shell's user."""
+def _keys(url: str | None, data_dir: Path | None) -> Iterator[ServerKeys | DatabaseKeys]:
+    """Open the keys that the options or else the environment mean, and print whose they are.
+
+    Raises:
+        SettingsError: Both a control plane and a database are meant.
+    """
+    if url is not None and data_dir is not None:
+        raise SettingsError(
+            "--url names a control plane, and --data-dir its database. Give one of them."
+        )
+    address = url or os.environ.get("CAIRN_URL")
+    has_key = bool(os.environ.get("CAIRN_KEY") or os.environ.get("CAIRN_KEY_FILE"))
+    if url is None and data_dir is None and address and has_key:
+        databases = [name for name in _OF_A_DATABASE if os.environ.get(name)]
+        if databases:
+            raise SettingsError(
+                f"Two places fit: the control plane at {address} (CAIRN_URL and a key are set), "
+                f"and a database ({' and '.join(databases)}). Say which: --url URL, or "
+                "--data-dir FOLDER."
+            )
+        url = address
+    if url is None:
+        with _database(data_dir) as keys:
+            yield keys
+        return
+    with Client(url) as client:
+        errors.print(f"Of the control plane {redact(url)}", soft_wrap=True)
+        yield ServerKeys(client)
+
+
+@contextmanager
+def _database(data_dir: Path | None) -> Iterator[DatabaseKeys]:
     from cairn.service.access.callers import Caller
     from cairn.service.actions.plane import ControlPlane
     from cairn.service.catalog.engine import Catalog
@@ -151,6 +259,6 @@ def _plane(data_dir: Path | None) -> "Iterator[tuple[ControlPlane, Caller]]":
     catalog = Catalog.open(settings.database_url, auto_upgrade=settings.auto_upgrade)
     try:
         plane = ControlPlane(settings, Roots(catalog, settings.root_uris), Index(catalog), None)
-        yield plane, Caller(f"shell:{user}", Scope.ADMIN)
+        yield DatabaseKeys(plane, Caller(f"shell:{user}", Scope.ADMIN))
     finally:
         catalog.close()

@@ -103,6 +103,44 @@ def test_key_that_could_not_count_is_not_made(shell, arguments, part):
     assert shell("keys", "list").stdout.count("\n") == 1
 
 
+def test_keys_of_a_server_are_made_listed_and_revoked_with_a_key_for_it(app, keys):
+    with serve(app) as url:
+        own = {"url": url, "CAIRN_KEY": keys.make("boss", "admin")}
+        made = cairn_here("keys", "create", "--name", "ci", "--root", "other", **own)
+        assert made.returncode == 0, made.stderr
+        assert f"Of the control plane {url}" in made.stderr
+        listed = json.loads(cairn_here("keys", "list", "--json", **own).stdout)["keys"]
+        assert [(key["name"], key["roots"]) for key in listed] == [
+            ("boss", None),
+            ("ci", ["other"]),
+        ]
+        revoked = cairn_here("keys", "revoke", listed[1]["id"], "--json", **own)
+        assert json.loads(revoked.stdout)["counts"] is False
+        refused = cairn_here("keys", "list", url=url, CAIRN_KEY=made.stdout.strip())
+        assert (refused.returncode != 0, "key" in refused.stderr) == (True, True)
+
+
+def test_a_server_and_a_database_that_both_fit_are_named_and_one_has_to_be_chosen(
+    app, keys, settings
+):
+    with serve(app) as url:
+        both = {"url": url, "CAIRN_KEY": keys.make("boss", "admin")}
+        both["CAIRN_DATA_DIR"] = str(settings.data_dir)
+        done = cairn_here("keys", "list", **both)
+        assert (done.returncode, done.stdout) == (1, "")
+        for part in (url, "CAIRN_DATA_DIR", "--url URL", "--data-dir"):
+            assert part in " ".join(done.stderr.split())
+        for choice, place in (
+            (("--url", url), f"Of the control plane {url}"),
+            (("--data-dir", str(settings.data_dir)), str(settings.data_dir)),
+        ):
+            chosen = cairn_here("keys", "list", *choice, **both)
+            assert "boss" in chosen.stdout
+            assert place in chosen.stderr
+        neither = cairn_here("keys", "list", "--url", url, "--data-dir", "x", **both)
+        assert (neither.returncode, "Give one of them" in neither.stderr) == (1, True)
+
+
 def test_key_that_is_not_there_cannot_be_revoked(shell):
     done = shell("keys", "revoke", "a" * 12)
     assert (done.returncode, "expected the id of one" in done.stderr) == (3, True)
