@@ -7,6 +7,7 @@ them in the GCS double. MLflow has as many model versions in as many models, in 
 
     python -m benchmarks.control_plane [--runs 1000] [--steps 100] [--json results.json]
     python -m benchmarks.control_plane --looks    # only looks into checkpoints; others stay
+    python -m benchmarks.control_plane --many     # only pages of 10,000 runs; others stay
 
 Each figure is of one load of a server that runs since its start; loads take turns with MLflow's.
 `ratio` is p99 over MLflow's p99 of the same row and number of clients. Rows "in process" compare
@@ -34,7 +35,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import control_plane_looks
+from benchmarks import control_plane_looks, control_plane_runs
 from benchmarks.control_plane_load import Load, load, request
 from benchmarks.control_plane_store import EVERY, FIRST, fill, name_of
 from cairn.service.actions import checkpoints as checkpoints_actions
@@ -76,11 +77,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--idle", type=float, default=IDLE_SECONDS, help="seconds watched at rest")
     parser.add_argument("--without-mlflow", action="store_true")
     parser.add_argument("--looks", action="store_true", help="only looks into checkpoints")
+    parser.add_argument("--many", action="store_true", help="only pages of 10,000 runs")
     parser.add_argument("--looked", type=int, default=1 << 31, help="bytes of their large leaf")
     parser.add_argument("--leaves", type=int, default=100_000, help="of their other steps")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
     chosen = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        if chosen.many:
+            many = _many(chosen, Path(name), _peer(chosen, Path(name), stack))
+            _replace(chosen.json, many)
+            _print(many)
+            return 0
         looks = control_plane_looks.rows(Path(name), chosen)
         if chosen.looks:
             _replace(chosen.json, looks)
@@ -115,10 +122,7 @@ def _measure(chosen: argparse.Namespace, folder: Path, stack: ExitStack) -> list
     fill(str(root), runs=chosen.runs, steps=chosen.steps)
     print(f"filled the store in {time.perf_counter() - began:.0f} s", flush=True)
     rows: list[Row] = []
-    peer: dict[tuple[str, int], Load] = {}
-    if not chosen.without_mlflow:
-        url = stack.enter_context(_mlflow(folder, chosen.runs, chosen.steps))
-        peer = _loads(url, _mlflow_requests(url, chosen.runs, chosen.steps), chosen)
+    peer = _peer(chosen, folder, stack)
     for kind in ("SQLite", "PostgreSQL", "SQLite, GCS double"):
         place = folder / kind.replace(", ", "-").replace(" ", "-")
         place.mkdir()
@@ -132,6 +136,41 @@ def _measure(chosen: argparse.Namespace, folder: Path, stack: ExitStack) -> list
                 _fill_elsewhere(uri, environment, count, chosen.steps)
             rows += _server(kind, uri, place, environment, count, chosen, peer)
     rows += _in_process(root, folder / "SQLite" / "control-plane", chosen, rows)
+    return rows + _many(chosen, folder, peer)
+
+
+def _peer(
+    chosen: argparse.Namespace, folder: Path, stack: ExitStack
+) -> dict[tuple[str, int], Load]:
+    """What MLflow's server takes, which runs until the end."""
+    if chosen.without_mlflow:
+        return {}
+    url = stack.enter_context(_mlflow(folder, chosen.runs, chosen.steps))
+    return _loads(url, _mlflow_requests(url, chosen.runs, chosen.steps), chosen)
+
+
+def _many(chosen: argparse.Namespace, folder: Path, peer: dict[tuple[str, int], Load]) -> list[Row]:
+    """The rows of pages of many runs, sorted by a metric."""
+    root = folder / "many"
+    root.mkdir()
+    control_plane_runs.fill(str(root))
+    rows: list[Row] = []
+    for kind in ("SQLite", "PostgreSQL"):
+        place = folder / f"many-{kind}"
+        place.mkdir()
+        with ExitStack() as stack:
+            environment = stack.enter_context(_postgresql()) if kind == "PostgreSQL" else {}
+            url, _, _ = stack.enter_context(servers.control_plane(str(root), place, environment, 0))
+            httpx.get(f"{url}/v1/runs", params={"refresh": True}, timeout=600).raise_for_status()
+            asked = control_plane_runs.requests(url)
+            load(url, asked, clients=2, turns=3)
+            for clients in chosen.clients:
+                number = max(3, chosen.turns * chosen.clients[0] // clients)
+                found = load(url, asked, clients=clients, turns=number)
+                reference = peer.get((control_plane_runs.PEER_ROW, clients))
+                row = _row(f"{control_plane_runs.ROW}, {kind}", "", clients, found, reference)
+                is_bound = reference is not None and clients == chosen.clients[0]
+                rows.append(row | {"budget": control_plane_runs.BUDGET if is_bound else None})
     return rows
 
 

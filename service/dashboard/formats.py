@@ -109,6 +109,15 @@ def brief(value: Any) -> str:
     return text if len(text) <= _ROOM else f"{text[: _ROOM - 1]}…"
 
 
+def entry(value: Any) -> str:
+    """Format a value of a config or of other JSON for one line; long ones are cut."""
+    if isinstance(value, str):
+        return brief(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return brief(json.dumps(value, ensure_ascii=False, default=str))
+
+
 def keys(path: str) -> str:
     """Join the keys of a path by "/", unescaped: a "/" within a key looks like a separator."""
     return "/".join(keys_of(path))

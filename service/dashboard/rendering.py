@@ -56,6 +56,7 @@ _environment.filters.update(
     apart=formats.apart,
     brief=formats.brief,
     count=formats.count,
+    entry=formats.entry,
     export_name=formats.export_name,
     figure=formats.figure,
     is_known_operation=formats.is_known_operation,

@@ -75,7 +75,7 @@ def _row(name: str, sides: Sequence[Mapping[str, Any]], better: Mapping[str, str
     differs = len(kinds) > 1
     best: frozenset[int] = frozenset()
     numbers: list[Any] = [value for value in values if _is_number(value)]
-    if name in better and differs and numbers:
+    if name in better and differs and len(numbers) > 1:
         extreme = min(numbers) if better[name] == "min" else max(numbers)
         best = frozenset(at for at, value in enumerate(values) if value == extreme)
     return EntryRow(name, values, differs, best)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any, Final
+from urllib.parse import urlencode
 
 from fastapi import Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -48,8 +49,14 @@ def compare_page(
     other: Chosen = "",
     pick: Annotated[list[int] | None, Query()] = None,
 ) -> Response:
-    """Ask for two steps, each by number or alias, and redirect to their comparison."""
+    """Ask for two steps, each by number or alias, and redirect to their comparison.
+
+    Three and more that were picked in the list of a run have a page of their own.
+    """
     picked = sorted(set(pick or ()))
+    if len(picked) > 2 and root and run:
+        steps = [("step", f"{root}/{run}/{number}") for number in picked]
+        return RedirectResponse(f"/compare/steps?{urlencode(steps)}", HTTPStatus.SEE_OTHER)
     if len(picked) == 2:
         step, other = str(picked[0]), str(picked[1])
     if root and run and step and other:
@@ -130,7 +137,13 @@ def comparison_page(caller: Reader, request: StepRequestDependency, other: Other
             addresses.step(*request.names, "compare/values"), kept, prefix=other.prefix
         ),
         kept=kept,
+        meta_url="/compare/steps/meta?"
+        + urlencode([("step", _named(side)) for side in (this, that)]),
     )
+
+
+def _named(side: DiffSide) -> str:
+    return f"{side.name.root}/{side.name.run}/{side.name.step}"
 
 
 def values_part(caller: Reader, request: StepRequestDependency, other: Other) -> Response:

@@ -139,12 +139,13 @@ def _meta(plane: ControlPlane, run: Run) -> tuple[Mapping[str, Any], str]:
     if run.latest_step is None:
         return {}, ""
     try:
-        meta = read_meta(tensors.open_step(plane, run.root, run.name, run.latest_step))
+        step = tensors.open_step(plane, run.root, run.name, run.latest_step)
+        meta = read_meta(step)
     except (StorageError, ServiceError) as error:
         return {}, str(error)
     if meta.is_too_large:
         return {}, f"{meta.nbytes:,} bytes are too many to show"
-    return flatten(meta.tree)
+    return flatten(meta.without_config(step))
 
 
 def _split(name: str) -> RunName:

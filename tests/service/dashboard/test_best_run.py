@@ -111,3 +111,25 @@ def test_what_a_store_holds_is_text_and_bounded(page):
     assert len(answer.body()) < 200_000
     expect(page.get_by_role("status").first).to_contain_text("Not found: default/none, x/.")
     expect(page.get_by_text("700 more rows are not shown")).to_be_visible()
+
+
+def test_three_steps_are_ticked_and_compared_with_their_metadata(page):
+    page.goto("/ui/default/sweep-1")
+    for step in (10, 20, 30):
+        page.get_by_label(f"Compare step {step}").check()
+    page.get_by_role("button", name="Compare selected").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Compare 3 steps")
+    metrics = page.get_by_role("region", name="Metrics")
+    loss = metrics.get_by_role("row", name="train/loss").get_by_role("cell")
+    expect(loss).to_have_text(["3", re.compile("1.5.* best"), re.compile("^1.75")])
+    expect(page.get_by_role("link", name="20 with 30")).to_have_attribute(
+        "href", re.compile("/steps/20/compare.*other=30")
+    )
+    page.goto("/compare/steps?step=default/tiny/1&step=default/tiny/2&step=x/y/1&equal=true")
+    expect(page.get_by_role("status").first).to_contain_text("Not found: x/y/1.")
+    meta = page.get_by_role("region", name="Saved metadata (meta)")
+    expect(meta.get_by_role("rowheader", name="step", exact=True)).to_be_visible()
+    page.goto("/ui/default/tiny/steps/1/config")
+    expect(page.get_by_role("region", name="Saved metadata (meta)")).to_contain_text("step")
+    page.goto("/ui/default/tiny/steps/1/compare?other=2")
+    expect(page.locator("#meta").get_by_role("rowheader").first).to_be_visible()

@@ -30,6 +30,8 @@ PAGES = (
     "/ui/default/tiny/steps/1/compare?other=2",
     "/adopt",
     "/compare",
+    "/compare/runs?run=default/tiny&run=default/tiny-fork&equal=true",
+    "/compare/steps?step=default/tiny/1&step=default/tiny/2&step=default/tiny-fork/1&equal=true",
     "/operations",
     "/health",
     "/audit",

@@ -130,7 +130,7 @@ def test_one_ticked_step_is_not_enough_and_the_other_is_asked_for(page):
     page.goto("/ui/default/tiny")
     page.get_by_label("Compare step 1").check()
     page.get_by_role("button", name="Compare selected").click()
-    expect(page.get_by_role("alert")).to_contain_text("exactly two")
+    expect(page.get_by_role("alert")).to_contain_text("two steps or more")
 
 
 def test_step_is_promoted_with_a_reason_that_its_history_keeps(page):

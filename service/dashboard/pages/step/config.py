@@ -7,6 +7,8 @@ from typing import Final
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
+from cairn.service.actions.step_meta import read_meta
+from cairn.service.dashboard.charts.json_tree import json_tree
 from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.requests import StepRequestDependency
 
@@ -17,6 +19,7 @@ router: Final = page_router(StorePage)
 def config_page(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
     """Show the model of a step: its architecture, configuration, and where it was saved."""
     step = request.open_step()
+    meta = read_meta(step)
     model = [leaf for leaf in step.leaves if leaf.item == "model"]
     elements = Counter[str]()
     for leaf in model:
@@ -29,4 +32,6 @@ def config_page(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
         parameters=sum(math.prod(leaf.shape) for leaf in model),
         dtypes=dict(elements.most_common()),
         model_bytes=sum(leaf.nbytes for leaf in model),
+        meta=meta,
+        meta_tree=json_tree(meta.tree),
     )
