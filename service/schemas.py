@@ -113,13 +113,13 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _number(value: float) -> float | str:
+def plain_number(value: float) -> float | str:
     """Convert NaN and infinities, which JSON lacks, to texts; `_number_of` converts them back."""
     return value if isfinite(value) else str(value)
 
 
 def _number_of(number: object) -> object:
-    """Convert the text of `_number` back to a number."""
+    """Convert the text of `plain_number` back to a number."""
     return float(number) if isinstance(number, str) and number in ("nan", "inf", "-inf") else number
 
 
@@ -189,7 +189,7 @@ class _ByName:
 Metric = Annotated[
     float,
     BeforeValidator(_number_of),
-    PlainSerializer(_number, when_used="json"),
+    PlainSerializer(plain_number, when_used="json"),
     WithJsonSchema(
         {"anyOf": [{"type": "number"}, {"enum": ["nan", "inf", "-inf"], "type": "string"}]}
     ),
@@ -340,10 +340,6 @@ class RunColumn(Response):
     better: Better | None = Field(
         default=None, description="Of a metric, whether small or large values are good."
     )
-
-    @field_serializer("value")
-    def _as_json(self, value: float | str | None) -> float | str | None:
-        return _number(value) if isinstance(value, float) else value
 
 
 class Run(Response):
@@ -511,7 +507,7 @@ class Checkpoint(Response):
 
     @field_serializer("metrics")
     def _as_json(self, metrics: dict[str, float]) -> dict[str, float | str]:
-        return {name: _number(value) for name, value in metrics.items()}
+        return {name: plain_number(value) for name, value in metrics.items()}
 
 
 class CheckpointList(Page):

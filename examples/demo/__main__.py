@@ -20,7 +20,7 @@ from cairn.storage.runs.records.layout import attempt_dir
 from cairn.storage.runs.run import Run
 from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
-from examples.demo import needs
+from examples.demo import needs, sweep
 from examples.demo.jobs import Event, Jobs, events, losses
 from examples.demo.report import DemoFailedError, Report
 from examples.demo.servers import control_plane, store
@@ -69,6 +69,7 @@ class Demo:
     def __init__(self, report: Report, jobs: Jobs, root: str) -> None:
         self.report = report
         self.jobs = jobs
+        self.root = root
         self.run_uri = f"{root}/{RUN}"
         self.fork_uri = f"{root}/{FORK}"
         self.digests = jobs.folder / "digests-saved.json"
@@ -282,6 +283,29 @@ class Demo:
             listed == [LAST_SAVED, LAST_SAVED + 1], f"{listed}",
         )  # fmt: skip
 
+    def sweep(self, client: Client) -> None:
+        """Step g: runs to compare in the browser, and the best of them."""
+        self.report.step("g", f"a sweep of {len(sweep.RATES)} learning rates on a tiny model")
+        seen = self.jobs.call("sweep", "examples.demo.sweep", "--root", self.root)
+        for name, loss in seen.items():
+            self.report.say(f"{name}: eval/loss {loss:.3f}")
+        ranked = list(
+            client.runs(
+                filter="labels.sweep = learning-rate",
+                order_by="best.eval/loss",
+                columns="best.eval/loss",
+                refresh=True,
+            )
+        )
+        best = ranked[0].columns[0]
+        saved = sweep.STEPS // sweep.SAVE_EVERY
+        counts = [run.checkpoint_count for run in ranked]
+        self.report.check(
+            "g", "the best run of a sweep is the first of a list",
+            counts == [saved] * len(sweep.RATES) and best.step is not None,
+            f"{ranked[0].name}: eval/loss {best.value} at step {best.step}",
+        )  # fmt: skip
+
     def kill_in_save(
         self, process: subprocess.Popen[str], run: Run, step: int, before: set[int]
     ) -> str | None:
@@ -339,6 +363,7 @@ def main() -> int:
                     left == [LAST_SAVED + 1, LAST_SAVED],
                     f"{left}",
                 )
+                demo.sweep(client)
     except (DemoFailedError, RuntimeError, ServiceError) as error:
         report.console.print(f"\n[red]{error}[/]")
         return 1

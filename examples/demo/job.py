@@ -122,7 +122,12 @@ def main() -> None:
             say("saving", step=step)
             began = time.perf_counter()
             save = state.save_state(
-                arguments.run, step=step, extras={"position": position}, verbose=False
+                arguments.run,
+                step=step,
+                metrics={"loss": value},
+                labels={"mesh": f"dp={dp} fsdp={fsdp}"},
+                extras={"position": position},
+                verbose=False,
             )
             blocked = time.perf_counter() - began
             say("saved", step=step, blocked=blocked, in_flight=not save.done)

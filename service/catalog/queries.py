@@ -1,6 +1,5 @@
 """Queries for pages of the catalog, and their rows in the form of the API."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
@@ -55,6 +54,7 @@ from cairn.service.schemas import (
     Run,
     RunColumn,
     States,
+    plain_number,
 )
 from cairn.storage.runs.records.annotations import Better
 from cairn.storage.runs.records.layout import step_dir
@@ -368,22 +368,22 @@ def run_cells(
     if any(path.field == "config" for path in columns):
         configs = run_configs(connection, runs)
 
-    def cell(run: RunColumns, path: Path) -> RunColumn:
-        field, key = path.text, path.key or ""
-        if path.field == "labels":
-            return RunColumn(field=field, value=run.labels.get(key))
-        if path.field == "config":
-            return RunColumn(field=field, value=configs.get(run.id, {}).get(key))
+    def cell(run: RunColumns, field: str, key: str, text: str) -> RunColumn:
+        if field == "labels":
+            return RunColumn(field=text, value=run.labels.get(key))
+        if field == "config":
+            return RunColumn(field=text, value=configs.get(run.id, {}).get(key))
         metric = metrics.get((run.id, key))
         if metric is None:
-            return RunColumn(field=field)
-        if path.field == "best":
-            value, step = metric.best, metric.best_step
-        else:
-            value, step = math.nan if metric.last is None else metric.last, metric.last_step
-        return RunColumn(field=field, value=value, step=step, better=metric.better)
+            return RunColumn(field=text)
+        if field == "best":
+            value = None if metric.best is None else plain_number(metric.best)
+            return RunColumn(field=text, value=value, step=metric.best_step, better=metric.better)
+        value = "nan" if metric.last is None else plain_number(metric.last)
+        return RunColumn(field=text, value=value, step=metric.last_step, better=metric.better)
 
-    return [[cell(run, path) for path in columns] for run in runs]
+    parts = [(path.field, path.key or "", path.text) for path in columns]
+    return [[cell(run, *part) for part in parts] for run in runs]
 
 
 def run_rows(
