@@ -371,6 +371,12 @@ class Run(Response):
         exclude_if=lambda columns: not columns,
         description="In a list with `columns`: the values of these, in the same order.",
     )
+    metrics_cut: bool = Field(
+        default=False,
+        exclude_if=lambda is_cut: not is_cut,
+        description="The run has more than 1,000 metrics. Columns, filters and orders of lists "
+        "know the first 1,000 that were saved.",
+    )
 
 
 class StepUsage(Response):

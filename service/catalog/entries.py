@@ -70,7 +70,7 @@ def scalar_entries(
     if dialect == "sqlite":
         return (
             _from_sqlite(
-                of, key, lambda value, kind: case((kind != "text", type_coerce(value, Float())))
+                of, key, lambda value, kind: case((kind != "text", cast(value, Double())))
             ),
             _from_sqlite(
                 of, key, lambda value, kind: case((kind == "text", type_coerce(value, Text())))

@@ -134,6 +134,7 @@ class RunColumns(NamedTuple):
     nbytes: int
     problems: list[str]
     lost_records: list[dict[str, Any]]
+    metrics_cut: bool
 
 
 class CheckpointColumns(NamedTuple):
@@ -721,4 +722,5 @@ def run(row: RunColumns, cells: Sequence[RunColumn] = ()) -> Run:
         problems=[*row.problems, *(problem(row.root, row.name, record) for record in lost)],
         lost_records=lost,
         columns=list(cells),
+        metrics_cut=row.metrics_cut,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from os import PathLike
+from typing import Any
 
 from cairn import Annotation, Attempt, Manifest, ModelInfo, Run, StoreURI
 from cairn.storage.runs.records.layout import annotation_file, step_dir, trash_file
@@ -37,7 +38,12 @@ def add_steps(run: Run, steps: Iterable[int], *, base_step: int = -1) -> Attempt
 
 
 def publish(
-    run: Run, attempt: int, step: int, *, iterators: Mapping[str, int] | None = None
+    run: Run,
+    attempt: int,
+    step: int,
+    *,
+    iterators: Mapping[str, int] | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Save one step in an attempt that was begun."""
     manifest = Manifest(
@@ -53,7 +59,9 @@ def publish(
         ),
         objects=(ObjectRecord(name="model/data", size=BYTES_PER_STEP, crc32c="0" * 8),),
         plain=PlainStep(trees={"model": "model", "optimizer": "optimizer"}),
-        model=ModelInfo(model_type="llama", model_class="LlamaForCausalLM"),
+        model=ModelInfo(
+            model_type="llama", model_class="LlamaForCausalLM", config=dict(config or {})
+        ),
     )
     run.objects.write(f"{step_dir(attempt, step)}/commit_success.txt", b"")
     writer.publish_manifest(run.objects, manifest, lambda: None)

@@ -25,7 +25,15 @@ from cairn.storage.runs.annotate import note_verified
 from tests.faults.report import trials
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.filters.expressions import KEYS, NUMBERS, TEXTS, filters, holds
-from tests.service.stores import add_steps, annotate, begin_saving, make_run, publish, trash
+from tests.service.stores import (
+    add_steps,
+    annotate,
+    begin_attempt,
+    begin_saving,
+    make_run,
+    publish,
+    trash,
+)
 from tests.stores import DATABASES
 
 RUN = "/v1/roots/default/runs/run"
@@ -506,3 +514,36 @@ def test_runs_are_sorted_by_metrics_on_pages_of_any_size(served, swept, data, si
     asked = {"filter": "name:swept", "order_by": order_by}
     found = [run["name"] for run in pages(served, "/v1/runs", size=size, **asked)]
     assert found == expected
+
+
+def test_runs_are_found_and_sorted_by_the_config_of_their_newest_model(http, root):
+    configs = {
+        "a": {"hidden_size": 128, "act": "silu", "rope": {"theta": 1e4}, "tied": True},
+        "b": {"hidden_size": 1024.5, "act": "128", "rope": {"theta": 5e5}, "dims": [1, 2]},
+        "c": {"hidden_size": "large", "act": "x" * 5000, "na\0me": "a\0b", "none": None},
+        "d": {},
+    }
+    for name, config in configs.items():
+        run = make_run(root / name, (1,))
+        attempt = begin_attempt(run, base_step=1)
+        publish(run, attempt.number, 2, config=config)
+
+    def names(filter="", order_by=""):
+        found = pages(http, "/v1/runs", filter=filter, order_by=order_by, size=1)
+        return "".join(run["name"] for run in found)
+
+    assert names("config.hidden_size >= 128") == "ab"
+    assert names("config.hidden_size = large OR config.act = '128'") == "bc"
+    assert names("NOT config.act = 128") == "abcd"  # the text "128" is no number
+    assert names("config.tied = true AND config.rope/theta < 1e5") == "a"
+    assert names("config:*", "config.hidden_size") == "abc"
+    assert names("", "config.hidden_size desc") == "bacd"
+    (a, b, c, _) = pages(http, "/v1/runs", columns="config.act, config.dims, config.none")
+    assert [cell["value"] for cell in a["columns"]] == ["silu", None, None]
+    assert b["columns"][1]["value"] == "[1, 2]"
+    assert c["columns"][0]["value"] == "x" * 199 + "…"
+    answer = http.get("/v1/runs", params={"filter": "config.act < b"})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "query.filter")
+    assert "a number for config" in answer.json()["detail"]
+    answer = http.get("/v1/runs", params={"columns": "best.loss, name"})
+    assert answer.json()["errors"][0]["field"] == "query.columns"

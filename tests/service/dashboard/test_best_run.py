@@ -107,6 +107,7 @@ def test_what_a_store_holds_is_text_and_bounded(page):
     cells = page.get_by_role("cell", name="2", exact=True)
     expect(cells.first).to_be_visible()
     expect(page.get_by_text("no step of these runs says whether")).to_contain_text(ODD)
+    expect(page.get_by_text("many has more than 1,000 metrics")).to_be_visible()
     answer = page.goto("/compare/runs?run=default/many&run=default/none&run=x&equal=true")
     assert len(answer.body()) < 200_000
     expect(page.get_by_role("status").first).to_contain_text("Not found: default/none, x/.")

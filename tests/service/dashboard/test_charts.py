@@ -7,11 +7,21 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cairn.service.actions import activity
 from cairn.service.catalog.queries import RecentStep
 from cairn.service.dashboard import formats
-from cairn.service.dashboard.charts import changes, family, mesh, picture, tensor_tree
+from cairn.service.dashboard.charts import (
+    changes,
+    curves,
+    family,
+    json_tree,
+    mesh,
+    picture,
+    tensor_tree,
+)
 from cairn.service.dashboard.pages import runs
 from cairn.service.dashboard.pages.run import lineage
 from cairn.service.errors import InvalidRequestError
@@ -200,3 +210,38 @@ def test_numbers_are_said_as_people_read_them():
     assert formats.quoted("a <b>: see `cairn runs`, or `cairn doctor`") == (
         "a &lt;b&gt;: see <code>cairn runs</code>, or <code>cairn doctor</code>"
     )
+
+
+numbers = st.floats(-1e6, 1e6)
+
+
+@given(st.lists(numbers, max_size=200), st.integers(4, 30))
+def test_fewer_points_of_a_curve_have_its_ends_and_its_spikes(values, most):
+    chosen = curves.sample_extremes(values, most)
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == len(values) if len(values) <= most else len(chosen) <= most
+    if values:
+        assert {0, len(values) - 1} <= set(chosen)
+        assert {min(values), max(values)} <= {values[at] for at in chosen}
+
+
+@given(st.lists(numbers, max_size=50), st.floats(0, 0.99))
+def test_smoothed_curve_is_the_mean_of_what_was_before(values, weight):
+    weights = [[weight ** (at - before) for before in range(at + 1)] for at in range(len(values))]
+    expected = [np.average(values[: len(one)], weights=one) for one in weights]
+    np.testing.assert_allclose(curves.smooth(values, weight), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_tree_of_a_huge_json_is_bounded_and_says_what_it_leaves_out():
+    deep = {}
+    for _ in range(60):
+        deep = {"deeper": deep, "x": 1}
+    tree = json_tree.json_tree({"many": [{"a": number} for number in range(10_000)], "deep": deep})
+    nodes = [tree]
+    for node in nodes:
+        nodes += node.children
+    assert len(nodes) <= 1 + json_tree.MAX_NODES
+    many, deepest = tree.children
+    assert many.size == 10_000
+    assert many.left_out == 10_000 - len(many.children) > 0
+    assert deepest.size == 2
