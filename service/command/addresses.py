@@ -53,7 +53,8 @@ def resolve_address(client: Client, text: str, root: str | None) -> tuple[Addres
     Raises:
         AddressError: The text is no address, several roots have the run, or --root contradicts it.
         InvalidURIError: The text is a malformed URI.
-        RunNotFoundError: No root has the run, or the URI is in none.
+        NoCheckpointError: No root has the run.
+        RunNotFoundError: The URI is in no root.
     """
     address = _of_uri(client, text) if is_in_store(text) else Address.parse(text)
     if root is not None and address.root not in (None, root):

@@ -266,7 +266,7 @@ def work(
     adopt_from: AdoptFromOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a background worker: it executes the jobs of a control plane.
+    """Run a background worker, which executes jobs of a server.
 
     It needs the settings of the server (CAIRN_*), and a name that no other live worker has. SIGTERM
     or Ctrl-C ends it; interrupted jobs continue at its next start, or another worker takes them

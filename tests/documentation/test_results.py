@@ -39,7 +39,7 @@ def test_the_questions_that_people_come_with_have_a_page():
     section = home.partition("## Questions that people ask")[2].partition("\n## ")[0]
     for words in (
         "bytes",
-        "dies in the midst of a save",
+        "dies during a save",
         "transformers",
         "undo a promotion",
         "past one machine",

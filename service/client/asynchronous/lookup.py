@@ -10,7 +10,6 @@ from cairn.service.client.asynchronous.client import AsyncClient
 from cairn.service.errors import AddressError, NoCheckpointError, ProblemResponseError
 from cairn.service.filters.expressions import quote
 from cairn.service.schemas import Better, Checkpoint
-from cairn.storage.errors import RunNotFoundError
 
 _WAYS: Final[tuple[Better, ...]] = ("min", "max")
 _MAX_EXAMINED: Final = 100  # checkpoints whose metrics an error message names
@@ -24,7 +23,7 @@ async def find_root(client: AsyncClient, run: str) -> str:
 
     Raises:
         AddressError: Several roots have such a run.
-        RunNotFoundError: None of several roots has it.
+        NoCheckpointError: None of several roots has it.
     """
     having = [listed.root async for listed in client.runs(filter=f"name = {quote(run)}")]
     if not having:
@@ -40,12 +39,9 @@ async def find_root(client: AsyncClient, run: str) -> str:
             else:
                 having.append(root)
         if not having:
-            raise RunNotFoundError(
-                "no such run",
-                path=run,
-                expected=f"one in the roots {', '.join(roots)}",
-                found="none",
-                next_step="`cairn runs` lists what exists.",
+            raise NoCheckpointError(
+                f"There is no run {run!r} in the roots {', '.join(roots)}. `cairn runs` lists what "
+                "exists."
             )
     if len(having) > 1:
         names = ", ".join(f"{root}/{run}" for root in sorted(having))

@@ -166,7 +166,7 @@ def test_run_of_several_roots_and_of_none_is_told_by_their_names(reach):
     _, done = reach("path", ("{}",), "lab/both")
     assert done.returncode == 0
     _, done = reach("path", ("{}",), "nowhere")
-    assert (done.returncode, "the roots default, lab" in done.stderr) == (3, True)
+    assert (done.returncode, "'nowhere' in the roots default, lab" in done.stderr) == (3, True)
     _, done = reach("convert", ("{}",), "gs://bucket/runs/tiny")
     assert (done.returncode, "cairn roots add" in done.stderr) == (3, True)
     _, done = reach("path", ("{}", "--root", "default"), "lab/both")
