@@ -154,41 +154,42 @@ class Split:
 
 @dataclass(frozen=True)
 class Stack:
-    """Stack of `count` tensors (such as experts) into one leaf with a leading axis."""
+    """Stack of `count` tensors (such as experts) into one leaf with one more axis, `axis`."""
 
     count: int
+    axis: int = 0
 
     def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
         """Return the tensors, stacked into one leaf."""
-        return [np.stack(list(tensors))]
+        return [np.stack(list(tensors), self.axis)]
 
     def to_hf(self, leaves: Sequence[Array]) -> list[Array]:
-        """Return one tensor for each index of the leaf's leading axis."""
+        """Return one tensor for each index of the leaf's axis."""
         (stacked,) = leaves
-        return list(stacked)
+        return list(np.moveaxis(stacked, self.axis, 0))
 
     def leaf_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """Return the stacked shape."""
         _require(
-            len(shapes) == self.count and len(set(shapes)) == 1,
+            len(shapes) == self.count and len(set(shapes)) == 1 and len(shapes[0]) >= self.axis,
             f"{self.count} tensors of one shape, found shapes {list(shapes)}",
         )
-        return [(self.count, *shapes[0])]
+        return [(*shapes[0][: self.axis], self.count, *shapes[0][self.axis :])]
 
     def tensor_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """Return one shape for each tensor."""
         (stacked,) = shapes
         _require(
-            len(stacked) >= 1 and stacked[0] == self.count,
-            f"leading axis {self.count}, found shape {stacked}",
+            len(stacked) > self.axis and stacked[self.axis] == self.count,
+            f"axis {self.axis} of length {self.count}, found shape {stacked}",
         )
-        return [stacked[1:]] * self.count
+        return [(*stacked[: self.axis], *stacked[self.axis + 1 :])] * self.count
 
     def box_reads(self, shapes: Sequence[Shape], leaf: int, box: Box) -> BoxReads:
-        """Return the box without its leading axis, of each tensor that it covers."""
-        numbers, inner = box[0], box[1:]
+        """Return the box without the axis, of each tensor that it covers."""
+        numbers, inner = box[self.axis], (*box[: self.axis], *box[self.axis + 1 :])
         reads = tuple((number, inner) for number in range(numbers.start, numbers.stop))
-        return BoxReads(reads, lambda arrays: np.stack(list(arrays)))
+        return BoxReads(reads, lambda arrays: np.stack(list(arrays), self.axis))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ tensors that exist, and lists everything that does not fit before any weight is 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -52,6 +53,7 @@ def match(
     leaves: Mapping[str, Shape],
     tensors: Mapping[str, Shape] | None = None,
     path: str,
+    next_step: str = "check that config.json belongs to these weights",
 ) -> tuple[Rule, ...]:
     """Return a table's rules that apply to the leaves and tensors that exist.
 
@@ -60,6 +62,7 @@ def match(
         leaves: every leaf and its shape; each must be filled exactly once.
         tensors: every tensor and its shape; None if the tensors are yet to be written.
         path: name of the conversion in the error, such as a folder.
+        next_step: what the error proposes.
 
     Returns:
         The rules; together they fill every leaf exactly once.
@@ -70,13 +73,13 @@ def match(
     """
     problems: list[str] = []
     filled: dict[str, int] = {}
-    read: set[str] = set()
+    read = {*_read(table)}
     for rule in table.rules:
         for name in rule.leaves:
             filled[name] = filled.get(name, 0) + 1
-        read.update(rule.tensors)
         problems += _rule_problems(rule, leaves, tensors)
     problems += [f"filled {n} times: {name}" for name, n in filled.items() if n > 1]
+    problems += [f"read {n} times: {name}" for name, n in Counter(_read(table)).items() if n > 1]
     problems += [f"no rule makes our leaf: {name}" for name in leaves if name not in filled]
     if tensors is not None:
         tolerated = [re.compile(pattern) for pattern in table.tolerated]
@@ -90,10 +93,15 @@ def match(
             path=path,
             expected=f"{len(leaves)} leaves and their tensors to match one to one",
             found=f"{len(problems)} problem(s)",
-            next_step="check that config.json belongs to these weights",
+            next_step=next_step,
             problems=problems,
         )
     return table.rules
+
+
+def _read(table: RuleTable) -> list[str]:
+    """Return the tensors that the rules read, once for each time."""
+    return [name for rule in table.rules for name in rule.tensors]
 
 
 def _rule_problems(

@@ -309,7 +309,8 @@ def _tensor_streams(op: Op, inputs: Sequence[_Stream]) -> list[_Stream]:
         return [view.transposed() for view in views]
     if isinstance(op, Split) and op.axis == 0:
         return [_Joined(inputs)]
-    if isinstance(op, Stack) and len(views) == 1 and views[0].at is None and not views[0].transpose:
+    first_axis = isinstance(op, Stack) and op.axis == 0
+    if first_axis and len(views) == 1 and views[0].at is None and not views[0].transpose:
         return list(views[0].parts())
     # A cast leaf's blocks differ in size from another leaf's, so they can't alternate.
     alike = len({(stream.shape, stream.dtype) for stream in inputs}) == 1

@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.conversion.boxes import Box, BoxReads
 from cairn.interop.conversion.ops import TRANSPOSE, Array, Chain, Op, RotaryRows, Shape
+from cairn.interop.conversion.value_ops import Plus
 from cairn.interop.families.names import Fused, Names
 
 __all__ = ["FUSED_MLP", "FUSED_QKV", "NORMS_PLUS_ONE", "ROTARY_PAIRS", "gguf_names"]
@@ -22,33 +22,6 @@ FUSED_QKV = Fused("attn_qkv", tuple(f"self_attn/{name}_proj" for name in "qkv"))
 
 FUSED_MLP = Fused("ffn_up", ("mlp/gate_proj", "mlp/up_proj"))
 """Gate and up projections in one tensor, one after the other."""
-
-
-@dataclass(frozen=True)
-class Plus:
-    """Operation whose tensors are the leaves plus a number."""
-
-    number: float
-
-    def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
-        """Return the tensors minus the number."""
-        return [array - array.dtype.type(self.number) for array in tensors]
-
-    def to_hf(self, leaves: Sequence[Array]) -> list[Array]:
-        """Return the leaves plus the number."""
-        return [array + array.dtype.type(self.number) for array in leaves]
-
-    def leaf_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Return the shapes unchanged."""
-        return list(shapes)
-
-    def tensor_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Return the shapes unchanged."""
-        return list(shapes)
-
-    def box_reads(self, shapes: Sequence[Shape], leaf: int, box: Box) -> BoxReads:
-        """Return the same box of the tensor."""
-        return BoxReads(((leaf, box),), lambda arrays: self.from_hf(arrays)[0])
 
 
 @dataclass(frozen=True)

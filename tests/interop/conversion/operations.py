@@ -5,6 +5,7 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
+from cairn.interop.conversion.layout_ops import Inverse, Merge, Pad, Permute, Unstack
 from cairn.interop.conversion.ops import (
     RENAME,
     TRANSPOSE,
@@ -15,6 +16,7 @@ from cairn.interop.conversion.ops import (
     SplitGroups,
     Stack,
 )
+from cairn.interop.conversion.value_ops import Times
 from tests.interop.seams import deepseek_gguf, gguf_names
 
 sizes = st.integers(1, 5)
@@ -34,6 +36,26 @@ CASES = {
     "split": lambda a, b, c, lengths: (Split(lengths), [numbered(sum(lengths), a)]),
     "split columns": lambda a, b, c, lengths: (Split(lengths, 1), [numbered(a, sum(lengths), b)]),
     "stack": lambda a, b, c, lengths: (Stack(a), many(a, b, c)),
+    "stack along an axis": lambda a, b, c, lengths: (Stack(a, 1), many(a, b, c)),
+    "layers": lambda a, b, c, lengths: (Unstack(b, 1), [numbered(a, b, c)]),
+    "stacked layers": lambda a, b, c, lengths: (Inverse(Unstack(a, 1)), many(a, b, c)),
+    "axes": lambda a, b, c, lengths: (Permute((2, 0, 1)), [numbered(a, b, c), numbered(c, a, b)]),
+    "heads as an axis": lambda a, b, c, lengths: (Merge((b, c), 1), [numbered(a, b, c)]),
+    "rows of three axes": lambda a, b, c, lengths: (Merge((a, b, c)), [numbered(a, b, c, 2)]),
+    "padded rows": lambda a, b, c, lengths: (
+        Pad(a, a + b),
+        [np.concatenate([numbered(a, c), np.zeros((b, c), np.float32)])],
+    ),
+    "times": lambda a, b, c, lengths: (Times(0.25), [numbered(a, b), numbered(c)]),
+    "layers of heads that are scaled and turn in pairs": lambda a, b, c, lengths: (
+        Chain(
+            (
+                *(Unstack(b, 1), Times(0.5), Merge((c, 2 * a), 1)),
+                *(TRANSPOSE, RotaryRows(c), TRANSPOSE),
+            )
+        ),
+        [numbered(3, b, c, 2 * a)],
+    ),
     "rotary rows": lambda a, b, c, lengths: (RotaryRows(a), [numbered(2 * a * b, c)]),
     "rotary bias": lambda a, b, c, lengths: (RotaryRows(a), [numbered(2 * a * b)]),
     "rotary rows of a part": lambda a, b, c, lengths: (
@@ -65,6 +87,7 @@ CASES = {
 }
 EXACT = [
     *("rename", "transpose", "split", "split columns", "stack"),
+    *("stack along an axis", "layers", "axes", "padded rows", "times"),
     *("plus", "experts", "experts, then transposed", "three in a row"),
 ]
 """What reads just the numbers that it makes."""
