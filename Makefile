@@ -15,6 +15,7 @@ TESTS ?= tests
 WORKERS ?= 4
 LEGS ?=
 ORBAX ?=
+TRAINERS ?=
 # Those that try more often, or more of what is alike, where CAIRN_FAULTS=long is set.
 LONG_TESTS = tests/faults tests/multi_process tests/bad_input/test_full_store.py \
   tests/service/test_audit_events.py tests/service/test_catalog.py tests/service/test_catalog_limiter.py \
@@ -24,7 +25,7 @@ LONG_TESTS = tests/faults tests/multi_process tests/bad_input/test_full_store.py
   tests/state/drop_in tests/state/models/test_generation_settings.py tests/state/states/test_adapted_checkpoints.py \
   tests/state/states/test_positions.py tests/state/test_jit.py
 # Those that `make test` leaves out, which has a part of each (tests/conftest.py).
-PROOFS = tests/deploy/test_image.py tests/documentation/test_long_pages.py tests/documentation/test_notebook_cells.py tests/documentation/test_serving.py tests/examples/test_long_examples.py tests/packaging/test_mypy_types.py tests/service/dashboard/test_clicks_of_all_tasks.py tests/service/test_convert_checked_afresh.py tests/interop/families/test_adapters_in_peft.py tests/interop/families/test_llama_cpp.py tests/state/checkpointing/test_oldest_orbax.py tests/state/models/test_generation_whole_model.py tests/test_all_contenders.py
+PROOFS = tests/deploy/test_image.py tests/documentation/test_long_pages.py tests/documentation/test_notebook_cells.py tests/documentation/test_serving.py tests/examples/test_long_examples.py tests/packaging/test_mypy_types.py tests/service/dashboard/test_clicks_of_all_tasks.py tests/service/test_convert_checked_afresh.py tests/interop/families/test_adapters_in_peft.py tests/interop/families/test_llama_cpp.py tests/interop/trainers/test_every_map.py tests/state/checkpointing/test_oldest_orbax.py tests/state/models/test_generation_whole_model.py tests/test_all_contenders.py
 # llama.cpp, that files are held against: its library is built into the environment, its converter
 # stays in the source beside it. Ten minutes on two cores, once for each version in constraints.txt.
 LLAMA_CPP = .llama.cpp
@@ -38,7 +39,7 @@ export HF_HUB_OFFLINE ?= 1
 # Hundreds of processes import the same modules: they are compiled once, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test faults fuzz families proofs peers matrix soak check docs screenshots bench format openapi dist materials hooks system compiler clean
+.PHONY: help demo serve test faults fuzz families proofs peers trainers matrix soak check docs screenshots bench format openapi dist materials hooks system compiler clean
 
 help:  ## show this menu
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -112,6 +113,10 @@ proofs: $(DEV_STAMP) $(LLAMA_CPP)/.built  ## build and run the images, the longe
 
 peers: $(DEV_STAMP)  ## run Orbax's own tests of its manager and its handlers against ours, and import what they leave (ORBAX=/path/to/its/checkout; some 15 minutes)
 	$(LONG_RUN) peers $(if $(ORBAX),,--part) -- $(BIN)/python -m tests.peers $(ORBAX)
+
+trainers: $(DEV_STAMP)  ## have MaxText and Tunix save tiny models, and hold their exports against the logits of their own code (TRAINERS=/path/to/python that has them, 3.12 or later; some 15 minutes)
+	@test -n "$(TRAINERS)" || { echo "Name the Python of an environment that has them: make trainers TRAINERS=/path/to/bin/python"; exit 1; }
+	$(LONG_RUN) trainers -- $(BIN)/python -m tests.trainers $(TRAINERS)
 
 matrix:  ## run the tests of saving with oldest, pinned and newest versions (LEGS=oldest for one)
 	$(PYTHON) scripts/long_runs.py matrix $(if $(LEGS),--part) -- $(PYTHON) scripts/matrix.py $(LEGS)

@@ -6,7 +6,7 @@ tensors. Leaves are read in blocks, so that peak memory does not grow with the m
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,9 @@ from cairn.interop.conversion.rules import Rule, RuleTable, match
 from cairn.interop.conversion.tensor_streams import float_dtype, is_floating, streams
 from cairn.interop.errors import ConversionError
 from cairn.interop.families.family import get_family
+from cairn.interop.trainers.mapped_model import MappedModel, map_model
 from cairn.interop.weights.adapter_files import adapter_content, array_source
+from cairn.interop.weights.mapped_leaves import mapped_leaves
 from cairn.interop.weights.peft_names import modules_of
 from cairn.interop.weights.stored_leaves import ServedLeaf, adapters_of, served_leaves
 from cairn.storage.errors import TreeMismatchError
@@ -34,7 +36,11 @@ MERGED_ITEM = "merged"
 
 
 def export_sources(
-    manifest: Manifest, reader: CheckpointReader, *, dtype: Any = None
+    manifest: Manifest,
+    reader: CheckpointReader,
+    *,
+    dtype: Any = None,
+    mapped: MappedModel | None = None,
 ) -> tuple[list[TensorSource], dict[str, Any]]:
     """Return a stored model's tensors under Hugging Face's names, and its config.json.
 
@@ -46,6 +52,7 @@ def export_sources(
         reader: open reader of the step.
         dtype: dtype to which floating tensors are cast (a name or a NumPy dtype); None: the stored
             dtypes.
+        mapped: the model that another trainer stored in the step; None: the step has one of ours.
 
     Returns:
         The tensors in writing order, and the content of config.json, without nulls.
@@ -56,23 +63,25 @@ def export_sources(
         TreeMismatchError: the stored leaves are not those of the config; all are listed.
         ConfigError: the model's type is unknown, or the family can't express its options.
     """
-    config, leaves, path = served_model(manifest, reader)
+    config, leaves, path = served_model(manifest, reader, mapped)
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
     rules = match(rule_table(config, shapes), leaves=shapes, path=path)
-    reader.expect(served_item(manifest.items), [name for rule in rules for name in rule.leaves])
+    if mapped is None:
+        reader.expect(served_item(manifest.items), [name for rule in rules for name in rule.leaves])
     target = float_dtype(dtype, argument="dtype")
     sources = streams(rules, leaves, dtype=target, path=path)
     return sources, hf_config(config, [source.dtype for source in sources])
 
 
 def served_model(
-    manifest: Manifest, reader: CheckpointReader
+    manifest: Manifest, reader: CheckpointReader, mapped: MappedModel | None = None
 ) -> tuple[EDPretrainedConfig, dict[str, ServedLeaf], str]:
     """Return the model of a step: its config, its served weights, and its origin for messages.
 
     Args:
         manifest: manifest of the step.
         reader: open reader of the step.
+        mapped: the model that another trainer stored in the step; None: the step has one of ours.
 
     Raises:
         ConversionError: the step has no model.
@@ -80,6 +89,9 @@ def served_model(
         TreeMismatchError: the stored leaves are not those that the config describes; all are
             listed.
     """
+    if mapped is not None:
+        named = f"step {manifest.step}, {mapped.tree.item} of {mapped.tree.trainer.name}"
+        return mapped.config, mapped_leaves(reader, mapped), named
     config = stored_config(manifest)
     item = served_item(manifest.items)
     # Keys and counts of random streams are no weights.
@@ -188,6 +200,27 @@ def stored_config(manifest: Manifest) -> EDPretrainedConfig:
     return AutoEasyDeLConfig.from_dict(
         {"model_type": manifest.model.model_type, **manifest.model.config}
     )
+
+
+def mapped_model(
+    manifest: Manifest, described: Mapping[str, Any] | None, *, looked_at: str = ""
+) -> MappedModel | None:
+    """Return the model that another trainer stored in an imported step; None if it has one of ours.
+
+    Args:
+        manifest: manifest of the step.
+        described: a config.json or the trainer's settings; None: none.
+        looked_at: where a config was looked for, for the error that there is none.
+
+    Raises:
+        ConversionError, ConfigError: as `map_model`.
+    """
+    if manifest.plain is None or manifest.model is not None:
+        return None
+    items: dict[str, dict[str, Shape]] = {}
+    for record in manifest.inline_leaves:
+        items.setdefault(record.item, {})[record.path] = tuple(record.shape)
+    return map_model(items, described, path=f"step {manifest.step}", looked_at=looked_at)
 
 
 def rule_table(config: EDPretrainedConfig, shapes: dict[str, Shape]) -> RuleTable:

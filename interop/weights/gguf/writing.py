@@ -25,6 +25,7 @@ from cairn.interop.conversion.rules import match
 from cairn.interop.conversion.tensor_streams import Leaf, streams
 from cairn.interop.errors import ArgumentError, ConfigError, ConversionError
 from cairn.interop.families.gguf_writing import gguf_head_is_written, gguf_model, gguf_rules
+from cairn.interop.trainers.mapped_model import MappedModel
 from cairn.interop.weights.export import served_model
 from cairn.interop.weights.gguf.reading import gguf_package
 from cairn.interop.weights.gguf.tokenizer import NO_TOKENIZER, tokenizer_metadata
@@ -50,6 +51,7 @@ def stored_gguf(
     assets: Mapping[str, bytes],
     *,
     dtype: str = "float16",
+    mapped: MappedModel | None = None,
 ) -> tuple[Shard, str | None]:
     """Return the GGUF file of a stored step, and a note on its tokenizer, see `gguf_shard`.
 
@@ -58,6 +60,7 @@ def stored_gguf(
         reader: open reader of the step.
         assets: contents of the step's small files, by name; the tokenizer is among them.
         dtype: one of `GGUF_TYPES`, for weights of two and more dimensions.
+        mapped: the model that another trainer stored in the step; None: the step has one of ours.
 
     Raises:
         ArgumentError, ConversionError, ConfigError: as `gguf_shard`; or the step has no model of a
@@ -65,7 +68,7 @@ def stored_gguf(
         TreeMismatchError: the stored leaves are not those that the config describes; all are
             listed.
     """
-    config, leaves, where = served_model(manifest, reader)
+    config, leaves, where = served_model(manifest, reader, mapped)
     return gguf_shard(config, leaves, assets, dtype=dtype, path=where)
 
 

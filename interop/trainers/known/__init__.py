@@ -1,0 +1,1 @@
+"""The trainers whose trees are known; each module defines `TRAINER`."""

@@ -1,0 +1,104 @@
+"""Description of a trainer, and the model's part of a tree that it stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.conversion.ops import Shape
+from cairn.interop.conversion.rules import RuleTable
+
+__all__ = ["OPTIMIZER_PARTS", "Reading", "Trainer", "TrainerTree", "find_trees"]
+
+OPTIMIZER_PARTS = frozenset({"opt_state", "optimizer", "optimizer_state", "mu", "nu", "ema"})
+"""Parts of paths below which copies of a model's tree lie that are no model."""
+
+
+@dataclass(frozen=True)
+class TrainerTree:
+    """Model's part of a stored tree.
+
+    Attributes:
+        trainer: the trainer that stores such trees.
+        item: item of the step.
+        root: what the paths of the model's leaves begin with, "" or with a slash at its end.
+        shapes: shapes of the leaves below it, by the rest of their paths.
+        left_out: paths of the item's other leaves.
+    """
+
+    trainer: Trainer
+    item: str
+    root: str
+    shapes: Mapping[str, Shape]
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a tree was read, beside its model's config.
+
+    Attributes:
+        sizes: keys of config.json that the tree itself tells.
+        layout: the tree's layout, for people.
+        model_types: families whose models have such leaves, the likeliest first.
+    """
+
+    sizes: Mapping[str, Any]
+    layout: str
+    model_types: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A trainer whose trees are known.
+
+    Attributes:
+        name: name of the trainer.
+        embedding: path of the embedding below the model's root, by which a tree is recognised.
+        read: function from the shapes of a tree to its `Reading`; it raises ConversionError for a
+            tree of another form.
+        rules: function (config, shapes, pairs) -> rules between the tree's leaves, as tensors, and
+            ours. `pairs`: neighbouring dimensions of a head turn together; None: as usual for the
+            family.
+        assumed: function (config, pairs) -> what was assumed and no shape shows, for people.
+    """
+
+    name: str
+    embedding: str
+    read: Callable[[Mapping[str, Shape]], Reading]
+    rules: Callable[[DecoderConfig, Mapping[str, Shape], bool | None], RuleTable]
+    assumed: Callable[[DecoderConfig, bool | None], tuple[str, ...]]
+
+
+def find_trees(
+    trainers: Iterable[Trainer], items: Mapping[str, Mapping[str, Shape]]
+) -> list[TrainerTree]:
+    """Return the models that known trainers stored in a step.
+
+    Args:
+        trainers: the known trainers.
+        items: item -> path -> shape of each stored leaf.
+    """
+    trees = []
+    for trainer in trainers:
+        for item, shapes in items.items():
+            for path in shapes:
+                root = path.removesuffix(trainer.embedding)
+                if root == path or (root and not root.endswith("/")):
+                    continue
+                if OPTIMIZER_PARTS & {*root.split("/")}:
+                    continue
+                inside = {
+                    name.removeprefix(root): shape
+                    for name, shape in shapes.items()
+                    if name.startswith(root) and not _of_optimizer(name.removeprefix(root))
+                }
+                left = tuple(name for name in shapes if name.removeprefix(root) not in inside)
+                trees.append(TrainerTree(trainer, item, root, inside, left))
+    return trees
+
+
+def _of_optimizer(path: str) -> bool:
+    return path.split("/")[0] in OPTIMIZER_PARTS
