@@ -1534,6 +1534,20 @@ class ConvertRequest(Request):
         "model in float32: they have to agree. `logits_check.json`, among the files, says how far. "
         "The worker needs JAX and PyTorch.",
     )
+    config: dict[str, Any] | None = Field(
+        default=None,
+        description="Of a step that another trainer stored (MaxText, Tunix): its model's "
+        "config.json, or the trainer's own settings. Keys for sizes may be left out: the stored "
+        "tree tells them. null: the trainer's file is looked for beside the step.",
+    )
+    reference_logits: str | None = Field(
+        default=None,
+        max_length=4096,
+        description="Address of a .npz or .safetensors file with `tokens` [batch, length] and "
+        "`logits` [batch, length, vocabulary] that the trainer computed with its own model; it "
+        "lies in the root, or in a folder that the server adopts from. The export has to compute "
+        "the same logits. As `check_logits`, the worker then needs JAX and PyTorch.",
+    )
     memory: str | None = Field(
         default=None,
         max_length=32,

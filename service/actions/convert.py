@@ -28,6 +28,8 @@ def requested_options(body: ConvertRequest) -> dict[str, Any]:
         lora=body.lora,
         allow_nonfinite=body.allow_nonfinite,
         check_logits=body.check_logits,
+        config=body.config,
+        reference_logits=body.reference_logits,
     )
 
 
@@ -60,7 +62,7 @@ def convert_checkpoint(
     stored_run = plane.run(root, run)
     info = stored_run.step(step)
     refuse_damaged(stored_run, info, despite_damage=body.despite_damage)
-    convert.check_convertible(stored_run.manifest(info), options)
+    convert.check_convertible(stored_run, stored_run.manifest(info), options)
     request = export_request(
         convert.KIND,
         root=root,

@@ -72,10 +72,12 @@ from cairn.service.command.options import (
     LoraOption,
     OrderOption,
     PlacedArgument,
+    ReferenceLogitsOption,
     RootOption,
     RunArgument,
     ShardSizeOption,
     StoreOption,
+    TrainerConfigOption,
     UrlOption,
     WatchOption,
     console,
@@ -90,6 +92,7 @@ from cairn.service.command.output.listings import (
     name_problems,
 )
 from cairn.service.command.roots import roots_app
+from cairn.service.command.trainer_config import read_trainer_config
 from cairn.service.command.webhooks import webhooks_app
 from cairn.service.command.workers import workers_app
 from cairn.service.schemas import (
@@ -101,6 +104,7 @@ from cairn.service.schemas import (
     RunList,
 )
 from cairn.storage.runs.records.layout import check_run_name
+from cairn.storage.store.uri import parse_uri
 
 HELP: Final = """Checkpoints of JAX training jobs: find, promote, fork, export, clean up.
 
@@ -477,6 +481,8 @@ def convert(
     lora: LoraOption = None,
     allow_nonfinite: AllowNonfiniteOption = False,
     check_logits: CheckLogitsOption = False,
+    reference_logits: ReferenceLogitsOption = None,
+    config: TrainerConfigOption = None,
     despite_damage: DespiteDamageOption = None,
     watch: WatchOption = False,
     root: RootOption = None,
@@ -493,6 +499,10 @@ def convert(
         later["allow_nonfinite"] = True
     if check_logits:
         later["check_logits"] = True
+    if reference_logits is not None:
+        later["reference_logits"] = str(parse_uri(reference_logits))
+    if config is not None:
+        later["config"] = read_trainer_config(config)
     if despite_damage is not None:
         later["despite_damage"] = despite_damage
     with Client(url) as client:

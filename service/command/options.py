@@ -107,6 +107,22 @@ AllowNonfiniteOption = Annotated[
 CheckLogitsOption = Annotated[
     bool, typer.Option("--check-logits", help="Compute logits with both; they have to agree.")
 ]
+ReferenceLogitsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reference-logits",
+        metavar="FILE",
+        help="Tokens and logits that the trainer computed: the export has to agree with them.",
+    ),
+]
+TrainerConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Of a step that MaxText or Tunix stored: its config.yml, or a config.json.",
+    ),
+]
 DespiteDamageOption = Annotated[
     str | None,
     typer.Option(

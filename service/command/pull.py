@@ -22,14 +22,18 @@ from cairn.service.command.options import (
     DtypeOption,
     FormatOption,
     LoraOption,
+    ReferenceLogitsOption,
     RootOption,
     ShardSizeOption,
+    TrainerConfigOption,
     UrlOption,
     errors,
 )
 from cairn.service.command.output.documents import JsonOption, print_line
+from cairn.service.command.trainer_config import read_trainer_config
 from cairn.service.errors import ClientError, OperationFailedError, PullError
 from cairn.service.schemas import Checkpoint, Response
+from cairn.storage.store.uri import parse_uri
 
 app: Final = typer.Typer()
 
@@ -86,6 +90,8 @@ def pull_command(
     lora: LoraOption = None,
     allow_nonfinite: AllowNonfiniteOption = False,
     check_logits: CheckLogitsOption = False,
+    reference_logits: ReferenceLogitsOption = None,
+    config: TrainerConfigOption = None,
     root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -103,6 +109,10 @@ def pull_command(
     options |= {"lora": lora} if lora else {}
     options |= {"allow_nonfinite": True} if allow_nonfinite else {}
     options |= {"check_logits": True} if check_logits else {}
+    if reference_logits is not None:
+        options["reference_logits"] = str(parse_uri(reference_logits))
+    if config is not None:
+        options["config"] = read_trainer_config(config)
     pulled_last: Checkpoint | None = None
     place: tuple[Address, str] | None = None
     with Client(url) as client:

@@ -71,6 +71,16 @@ OPENINGS: Final = {
         "LogitsCheck._local_folder: open_files": CONFINED,
         "LogitsCheck._local_folder: parse_uri": OWN,
     },
+    "service/jobs/kinds/reference_logits.py": {
+        "read_reference: open_files": OWN,
+        "read_reference: parse_uri": OWN,
+        "_place: open_files": SOURCE,
+        "_place: parse_uri": SOURCE,
+    },
+    "service/jobs/kinds/trainer_settings.py": {
+        "settings_beside: open_files": SOURCE,
+        "settings_beside: parse_uri": SOURCE,
+    },
     "service/private_files.py": {
         "make_private: open": OWN,
         "private_opener: os.open": OWN,

@@ -10,8 +10,14 @@ from cairn.interop.config.base import EDPretrainedConfig
 from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.conversion.tensor_streams import float_dtype
 from cairn.interop.errors import InteropError
+from cairn.interop.trainers.mapped_model import MappedModel
 from cairn.interop.weights.adapter_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE
-from cairn.interop.weights.export import adapter_sources, export_sources, stored_config
+from cairn.interop.weights.export import (
+    adapter_sources,
+    export_sources,
+    mapped_model,
+    stored_config,
+)
 from cairn.interop.weights.files import CONFIG_FILE, GENERATION_FILE
 from cairn.interop.weights.generation_file import generation_file
 from cairn.interop.weights.gguf.writing import GGUF_TYPES, stored_gguf
@@ -25,7 +31,14 @@ from cairn.service.jobs.kinds.export_job import (
     run_export,
     write_part,
 )
-from cairn.service.jobs.kinds.logits_check import REPORT_FILE, LogitsCheck, check_installed
+from cairn.service.jobs.kinds.logits_check import (
+    REPORT_FILE,
+    UNPROVED,
+    LogitsCheck,
+    check_installed,
+)
+from cairn.service.jobs.kinds.reference_logits import check_reference_place
+from cairn.service.jobs.kinds.trainer_settings import settings_beside
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.records.assets import read_asset
 from cairn.storage.runs.records.manifest import AssetRecord, Manifest
@@ -46,15 +59,29 @@ MERGE: Final = "merge"
 KEEP: Final = "keep"
 
 
-def check_convertible(manifest: Manifest, options: Mapping[str, Any]) -> None:
+def check_convertible(run: Run, manifest: Manifest, options: Mapping[str, Any]) -> None:
     """Raise if no convert job could succeed with these options.
 
     Raises:
         InvalidRequestError: The model's type is unknown, or an option has an invalid value.
         UnsupportedFormatError: `max_shard_size` is no size.
+        SourceRefusedError: The server may not open the file of reference logits.
     """
     with _as_invalid_request():
-        config = stored_config(manifest)
+        mapped = _mapped(run, manifest, options)
+        config = stored_config(manifest) if mapped is None else mapped.config
+        if mapped is not None and options.get("lora", MERGE) == KEEP:
+            raise InvalidRequestError(
+                f"lora: expected 'merge' for a tree of {mapped.tree.trainer.name}, found 'keep'; "
+                "leave it out"
+            )
+        if mapped is None and "config" in options:
+            raise InvalidRequestError(
+                "config: expected only for a step that another trainer stored, found a step with a "
+                "config of its own; leave it out"
+            )
+        if "reference_logits" in options:
+            check_reference_place(run, options["reference_logits"])
         if options.get("check_logits", False):
             _check_comparable(config, options)
         if options["format"] != GGUF:
@@ -97,6 +124,8 @@ def convert_options(
     lora: str = MERGE,
     allow_nonfinite: bool = False,
     check_logits: bool = False,
+    config: Mapping[str, Any] | None = None,
+    reference_logits: str | None = None,
 ) -> dict[str, Any]:
     """Return the options in the canonical form that identifies the artifact.
 
@@ -111,8 +140,30 @@ def convert_options(
         "max_shard_bytes": parse_size(max_shard_size),
         **({"lora": lora} if lora != MERGE else {}),
         **({"allow_nonfinite": True} if allow_nonfinite else {}),
-        **({"check_logits": True} if check_logits else {}),
+        **({"check_logits": True} if check_logits or reference_logits else {}),
+        **({"config": dict(config)} if config else {}),
+        **({"reference_logits": reference_logits} if reference_logits else {}),
     }
+
+
+def _mapped(run: Run, manifest: Manifest, options: Mapping[str, Any]) -> MappedModel | None:
+    """Return the model that another trainer stored in the step; None if it has one of ours."""
+    described, looked_at = options.get("config"), ""
+    if described is None and manifest.plain is not None and manifest.model is None:
+        described, looked_at = settings_beside(run, manifest)
+    return mapped_model(manifest, described, looked_at=looked_at)
+
+
+def _map_notes(mapped: MappedModel, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the result says of a map, by name."""
+    notes = {"map": mapped.layout}
+    if mapped.left_out:
+        notes["left_out"] = "; ".join(mapped.left_out)
+    if mapped.assumed:
+        notes["assumed"] = "; ".join(mapped.assumed)
+    if "reference_logits" not in options:
+        notes["unproved"] = UNPROVED
+    return notes
 
 
 def _plan(
@@ -121,11 +172,15 @@ def _plan(
     finite = not options.get("allow_nonfinite", False)
     if options.get("check_logits", False):
         check_installed()
+    with _as_invalid_request():
+        mapped = _mapped(run, manifest, options)
+    notes = {} if mapped is None else _map_notes(mapped, options)
     if options["format"] == GGUF:
         assets = {asset.name: _read_asset(run, asset) for asset in manifest.assets}
+        dtype = options["dtype"] or "float16"
         with _as_invalid_request():
-            shard, note = stored_gguf(manifest, reader, assets, dtype=options["dtype"] or "float16")
-        notes = {} if note is None else {"tokenizer": note}
+            shard, note = stored_gguf(manifest, reader, assets, dtype=dtype, mapped=mapped)
+        notes |= {} if note is None else {"tokenizer": note}
         return ExportContent((shard,), {}, {}, finite=finite, notes=notes)
     if options.get("lora", MERGE) == KEEP:
         with _as_invalid_request():
@@ -134,7 +189,7 @@ def _plan(
         small = {ADAPTER_CONFIG_FILE: _json(content)}
         return ExportContent((alone,), {"format": "pt"}, small, finite=finite)
     with _as_invalid_request():
-        sources, config = export_sources(manifest, reader, dtype=options["dtype"])
+        sources, config = export_sources(manifest, reader, dtype=options["dtype"], mapped=mapped)
     shards = tuple(plan_shards(sources, options["max_shard_bytes"]))
     own = {CONFIG_FILE: _json(config)}
     if len(shards) > 1:
@@ -149,7 +204,8 @@ def _plan(
         settings = generation_file(config, assets.get(GENERATION_FILE))
     if settings is not None:
         assets[GENERATION_FILE] = settings
-    return ExportContent(shards, {"format": "pt"}, {**assets, **own}, finite=finite)
+    small = {**assets, **own}
+    return ExportContent(shards, {"format": "pt"}, small, finite=finite, notes=notes)
 
 
 def _json(value: dict[str, Any]) -> bytes:
@@ -180,8 +236,19 @@ def _run(context: JobContext, request: Request) -> Result:
     def check(
         context: JobContext, step: StoreURI, folder: StoreURI, manifest: Manifest
     ) -> dict[str, bytes]:
-        config = cast(DecoderConfig, stored_config(manifest))
-        compared = LogitsCheck(step, folder, config, options["dtype"]).report(context)
+        run = Run.open(step.parent.parent)
+        mapped = _mapped(run, manifest, options)
+        config = stored_config(manifest) if mapped is None else mapped.config
+        comparison = LogitsCheck(
+            step,
+            folder,
+            cast(DecoderConfig, config),
+            options["dtype"],
+            reference=options.get("reference_logits"),
+            is_mapped=mapped is not None,
+            is_renamed=manifest.plain is not None,
+        )
+        compared = comparison.report(context)
         return {REPORT_FILE: _json(compared)}
 
     return run_export(context, request, _plan, check)

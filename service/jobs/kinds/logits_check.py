@@ -20,12 +20,17 @@ import numpy as np
 from cairn.interop.config.decoder import DecoderConfig
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext
+from cairn.service.jobs.kinds.reference_logits import read_reference
 from cairn.storage.errors import CorruptionError
 from cairn.storage.store.disk.confinement import check_tree
 from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI, parse_uri
 
 REPORT_FILE: Final = "logits_check.json"
+UNPROVED: Final = (
+    "a mistake in the values that a map makes (an axis, an order of heads or layers, a factor) "
+    "cannot be seen without logits of the trainer's own model: give them as reference_logits"
+)
 TOLERANCE: Final = 1e-4
 """Largest accepted difference between two logits, relative to the largest logit."""
 
@@ -64,12 +69,18 @@ class LogitsCheck:
         export: Folder of the written files.
         config: Configuration of the model.
         dtype: Dtype that the export's weights were cast to; None: they were not cast.
+        reference: Address of a file of the trainer's own logits; None: none.
+        is_mapped: Another trainer stored the step, whose tree was mapped to the model's leaves.
+        is_renamed: The step is adopted, and the model's leaves are as a map named them.
     """
 
     checkpoint: StoreURI
     export: StoreURI
     config: DecoderConfig
     dtype: str | None
+    reference: str | None = None
+    is_mapped: bool = False
+    is_renamed: bool = False
 
     def report(self, context: JobContext) -> dict[str, Any]:
         """Run both models, compare their logits, and return the result for the report.
@@ -81,8 +92,20 @@ class LogitsCheck:
         """
         with tempfile.TemporaryDirectory(prefix="cairn-logits-") as name:
             work = Path(name)
+            if self.reference is not None:
+                return self._with_reference(context, work, self.reference)
             tokens = fixed_tokens(self.config)
             np.save(work / "tokens.npy", tokens)
+            if self.is_mapped:
+                exported, logits = self._exported(context, work)
+                if not np.isfinite(logits).all():
+                    raise self._failure("the export's logits are not finite", "numbers", "others")
+                return {
+                    "export": {"logits": exported},
+                    "tokens": tokens.tolist(),
+                    "compared": False,
+                    "note": UNPROVED,
+                }
             context.progress.set(message="computing the checkpoint's logits")
             checkpoint_run = self._run(
                 context,
@@ -90,42 +113,73 @@ class LogitsCheck:
                 [str(self.checkpoint), "tokens.npy", "ours.npy", self.dtype or "native"],
                 work,
             )
-            context.progress.set(message="computing the export's logits")
-            folder = self._local_folder(context, work / "export")
-            export_run = self._run(
-                context,
-                "cairn.state.models.exported_logits",
-                [str(folder), "tokens.npy", "theirs.npy"],
-                work,
-            )
-            if export_run["problems"]:
-                raise self._failure(
-                    "transformers has other tensors than the export",
-                    "each tensor of the model once",
-                    "; ".join(export_run["problems"][:5]),
-                )
-            logits = np.load(work / "theirs.npy"), np.load(work / "ours.npy")
-        if logits[0].shape != logits[1].shape:
-            raise self._failure(
-                "the logits have other shapes", str(logits[1].shape), str(logits[0].shape)
-            )
-        compared = compare(*logits)
+            exported, logits = self._exported(context, work)
+            expected = np.load(work / "ours.npy")
         tolerance = TOLERANCE
         if checkpoint_run["adapted"]:
             tolerance += _ROUNDINGS * _EPSILONS.get(str(self.dtype), 0.0)
+        compared = self._compared(logits, expected, tolerance, "the checkpoint")
+        return {
+            "checkpoint": {"logits": checkpoint_run["computed_by"]},
+            "export": {"logits": exported},
+            "tokens": tokens.tolist(),
+            **compared,
+            **({"note": UNPROVED} if self.is_renamed else {}),
+        }
+
+    def _with_reference(self, context: JobContext, work: Path, file: str) -> dict[str, Any]:
+        """Compare the export's logits with those of the trainer; return the report."""
+        vocabulary = self.config.vocab_size
+        reference = read_reference(self.checkpoint, file, vocabulary, work)
+        np.save(work / "tokens.npy", reference.tokens)
+        exported, logits = self._exported(context, work)
+        tolerance = TOLERANCE + _ROUNDINGS * _EPSILONS.get(str(self.dtype), 0.0)
+        compared = self._compared(logits, reference.logits, tolerance, "the trainer's model")
+        return {
+            "reference": {"file": file},
+            "export": {"logits": exported},
+            "tokens": reference.tokens.tolist(),
+            **compared,
+        }
+
+    def _exported(self, context: JobContext, work: Path) -> tuple[str, np.ndarray]:
+        """Return by what the export's logits were computed, and the logits."""
+        context.progress.set(message="computing the export's logits")
+        folder = self._local_folder(context, work / "export")
+        export_run = self._run(
+            context,
+            "cairn.state.models.exported_logits",
+            [str(folder), "tokens.npy", "theirs.npy"],
+            work,
+        )
+        if export_run["problems"]:
+            raise self._failure(
+                "transformers has other tensors than the export",
+                "each tensor of the model once",
+                "; ".join(export_run["problems"][:5]),
+            )
+        return export_run["computed_by"], np.load(work / "theirs.npy")
+
+    def _compared(
+        self, logits: np.ndarray, expected: np.ndarray, tolerance: float, by: str
+    ) -> dict[str, Any]:
+        """Compare the export's logits with the expected ones; return what differs.
+
+        Raises:
+            CorruptionError: They differ by more than the tolerance.
+        """
+        if logits.shape != expected.shape:
+            raise self._failure(
+                "the logits have other shapes", str(expected.shape), str(logits.shape)
+            )
+        compared = compare(logits, expected)
         if not compared["relative_difference"] <= tolerance:  # with `not`, so that NaN fails
             raise self._failure(
-                "the export does not compute what the checkpoint does",
+                f"the export does not compute what {by} does",
                 f"logits within {tolerance:g} of the largest one",
                 f"{compared['largest_difference']:g} beside {compared['largest_logit']:g}",
             )
-        return {
-            "checkpoint": {"logits": checkpoint_run["computed_by"]},
-            "export": {"logits": export_run["computed_by"]},
-            "tokens": tokens.tolist(),
-            "tolerance": tolerance,
-            **compared,
-        }
+        return {"tolerance": tolerance, **compared}
 
     def _run(
         self, context: JobContext, module: str, arguments: list[str], work: Path
