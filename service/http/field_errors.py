@@ -22,6 +22,8 @@ _RULES: Final[Mapping[str, str]] = {
     RUN_PATTERN: "use letters, digits, '.', '_', '=', '+' and '-', 128 at most, starting with a "
     "letter or a digit",
     r"^op-[0-9a-f]{32}$": "ids of operations are op- and 32 of 0 to 9 and a to f",
+    r"^(?:0|[1-9][0-9]{0,15}|(?:[A-Za-z]|[0-9]+[A-Za-z._-])[A-Za-z0-9._-]{0,63})$": "a step is a "
+    "number without leading zeros, an alias has letters, digits, '.', '_' and '-', 64 at most",
     r"^[a-z2-7]{12}$": "ids of keys and webhooks are 12 of a to z and 2 to 7",
     r"^[A-Za-z0-9][A-Za-z0-9._~=+-]{0,511}$": "ids of artifacts have letters, digits, '.', '_', "
     "'~', '=', '+' and '-', 512 at most, starting with a letter or a digit",

@@ -254,7 +254,7 @@ def test_cancelled_operation_deletes_no_more_and_keeps_what_it_did(jobs, root, m
     assert jobs.post(f"/v1/operations/{started['id']}:cancel").json()["state"] == "cancelled"
     assert listed(run) == list(range(17, 31))
     assert jobs.get(RUN).json()["checkpoint_count"] == 14
-    assert "it has deleted stay in the trash" in jobs.get(f"/operations/{started['id']}/card").text
+    assert "deleted steps stay in the trash" in jobs.get(f"/operations/{started['id']}/card").text
     jobs.post(f"/v1/operations/{started['id']}:resume")
     result = watch(jobs, started["id"])["result"]
     assert [one["step"] for one in result["deleted"]] == list(range(1, 30))

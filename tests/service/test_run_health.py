@@ -147,7 +147,7 @@ def test_policies_of_schedules_come_before_the_one_that_is_asked_about(store, tm
         assert run.nbytes == 3 * runs[0].bytes // 4
         assert (scratch.nbytes, scratch.schedules) == (0, ("nightly",))
         page = http.get("/?keep_last=1", headers=HTML)
-        assert "by nightly" in page.text
+        assert "policy: nightly" in page.text
         assert http.get("/?keep_last=0", headers=HTML).status_code == 422
 
 
@@ -175,7 +175,7 @@ def test_run_is_failing_from_a_verification_that_finds_damage_until_one_that_doe
         def failing(path="/"):
             page = http.get(path, headers=HTML)
             assert page.status_code == 200
-            return "failing: verify of step 1" in page.text
+            return "verify failed: step 1" in page.text
 
         assert not failing()
         values.write_bytes(bytes(len(whole)))

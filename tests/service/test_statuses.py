@@ -122,6 +122,7 @@ REAL = {
     "root": "default",
     "run": "llama",
     "step": "1",
+    "checkpoint": "1",
     "alias": "production",
     "name": "config.json",
     "worker": "local",

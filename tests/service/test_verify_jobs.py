@@ -241,7 +241,7 @@ def test_the_command_refuses_what_it_cannot_mean(url):
     assert (ran.returncode, ran.stdout) == (2, "")
     ran = cairn_here("verify", "sound/steps/9", url=url)
     assert (ran.returncode, ran.stdout) == (3, "")
-    assert "expected step 9" in ran.stderr
+    assert "There is no step 9" in ran.stderr
 
 
 def test_a_verification_that_could_not_be_noted_says_so(url, root):
