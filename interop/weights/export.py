@@ -6,7 +6,7 @@ tensors. Leaves are read in blocks, so that peak memory does not grow with the m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from cairn.interop.errors import ConversionError
 from cairn.interop.families.family import get_family
 from cairn.interop.trainers.mapped_model import MappedModel, map_model
 from cairn.interop.weights.adapter_files import adapter_content, array_source
-from cairn.interop.weights.mapped_leaves import mapped_leaves
+from cairn.interop.weights.mapped_leaves import by_stored_leaf, mapped_leaves
 from cairn.interop.weights.peft_names import modules_of
 from cairn.interop.weights.stored_leaves import ServedLeaf, adapters_of, served_leaves
 from cairn.storage.errors import TreeMismatchError
@@ -65,9 +65,11 @@ def export_sources(
     """
     config, leaves, path = served_model(manifest, reader, mapped)
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
-    rules = match(rule_table(config, shapes), leaves=shapes, path=path)
+    rules: Sequence[Rule] = match(rule_table(config, shapes), leaves=shapes, path=path)
     if mapped is None:
         reader.expect(served_item(manifest.items), [name for rule in rules for name in rule.leaves])
+    else:
+        rules = by_stored_leaf(rules, mapped)
     target = float_dtype(dtype, argument="dtype")
     sources = streams(rules, leaves, dtype=target, path=path)
     return sources, hf_config(config, [source.dtype for source in sources])

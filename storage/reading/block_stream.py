@@ -27,7 +27,7 @@ from cairn.storage.reading.direct_reads import DirectReads
 from cairn.storage.reading.limited_reads import LimitedReads
 from cairn.storage.reading.read_ahead import asked_ahead
 
-__all__ = ["BlockPlan", "in_flight_bytes", "stream_blocks", "stream_pieces"]
+__all__ = ["BlockPlan", "in_flight_bytes", "stream_blocks", "stream_boxes"]
 
 _PIECES_AHEAD = 2
 
@@ -165,14 +165,14 @@ def stream_blocks(
             block, filled = None, 0
 
 
-def stream_pieces(
+def stream_boxes(
     array: LimitedReads | PackedArray | CheckedReads | DirectReads,
     window: Box,
     chunks: Sequence[int],
     itemsize: int,
     wait: Callable[[Any], np.ndarray],
-) -> Iterator[np.ndarray]:
-    """Yield each element of a part of an array once, in stored order.
+) -> Iterator[tuple[Box, np.ndarray]]:
+    """Yield each element of a part of an array once, in stored order, in pieces with their boxes.
 
     Nothing is combined or copied. A piece consists of whole chunks, and has at most `READ_BYTES`
     unless one chunk has more.
@@ -184,14 +184,19 @@ def stream_pieces(
         itemsize: bytes per element in memory.
         wait: returns a read's result, or raises the error that its failure means.
     """
-    ahead: deque[Any] = deque()
+    ahead: deque[tuple[Box, Any]] = deque()
+
+    def first() -> tuple[Box, np.ndarray]:
+        box, pending = ahead.popleft()  # no name here outlives the call, which would keep memory
+        return box, wait(pending)
+
     most = _pieces_ahead(math.prod(chunks) * itemsize)
     for box in chunk_boxes(window, chunks, READ_BYTES // itemsize):
-        ahead.append(array[box].read(order="C"))
+        ahead.append((box, array[box].read(order="C")))
         if len(ahead) > most:
-            yield wait(ahead.popleft())
+            yield first()
     while ahead:
-        yield wait(ahead.popleft())
+        yield first()
 
 
 def _shifted(part: slice, by: int) -> slice:

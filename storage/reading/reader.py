@@ -14,12 +14,14 @@ import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 from typing import Any
 
 import google_crc32c
 import numpy as np
 import tensorstore as ts
 
+from cairn.storage.arrays.boxes import Box
 from cairn.storage.arrays.chunk_digests import FILE_PREFIX, ChunkDigests
 from cairn.storage.arrays.ocdbt import MANIFEST_FILE
 from cairn.storage.arrays.orbax_tree import (
@@ -48,7 +50,7 @@ from cairn.storage.errors import (
 )
 from cairn.storage.notebooks import MAX_ROWS, html_table, never_raises, size_cell
 from cairn.storage.reading.array_index import Index, explicit_index, permutation, selected_box
-from cairn.storage.reading.block_stream import BlockPlan, stream_blocks, stream_pieces
+from cairn.storage.reading.block_stream import BlockPlan, stream_blocks, stream_boxes
 from cairn.storage.reading.indexed_database import MEMORY
 from cairn.storage.reading.item_arrays import NEXT_STEP, NODE_POOL, ItemArrays, LeafInfo
 from cairn.storage.reading.step_files import check_step_files
@@ -399,13 +401,29 @@ class CheckpointReader:
             CorruptionError: stored bytes are missing, fail their check or are not what was saved.
             StoreUnavailableError: the store gives no answer.
         """
+        return map(itemgetter(1), self.iter_boxes(item, path, index=index))
+
+    def iter_boxes(
+        self, item: str, path: str, *, index: Index | None = None
+    ) -> Iterator[tuple[Box, np.ndarray]]:
+        """Yield what `iter_pieces` yields, each piece with its box in the leaf's coordinates.
+
+        Args:
+            item: name of the item.
+            path: the leaf's path.
+            index: as in `iter_blocks`.
+
+        Raises:
+            LeafNotFoundError, InvalidSliceError, CorruptionError, StoreUnavailableError: as
+                `iter_pieces`.
+        """
         stored = self._item(item)
         info = stored.info(path)
         box = selected_box(... if index is None else index, info.shape, path=stored.where(path))
         if info.chunks is None:
             return iter(())
         array, size = stored.array(path), info.dtype.itemsize
-        return stream_pieces(
+        return stream_boxes(
             array, box, info.chunks, size, lambda pending: stored.wait(pending, path)
         )
 

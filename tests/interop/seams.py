@@ -12,6 +12,7 @@ from cairn.interop.weights import (
     peft_config,
     peft_names,
     safetensors_folder,
+    stacked_arrays,
     stored_leaves,
     weight_files,
 )
@@ -41,14 +42,15 @@ __all__ = [
     "plan_step",
     "served_leaves",
     "shard_shape",
+    "stacked_arrays",
     "target_modules",
     "text_config",
     "tokenizer_metadata",
     "value_ops",
 ]
 
-# `box_reads` and `load_cost` have limits, which tests lower. `ops`, `layout_ops`, `value_ops`,
-# `deepseek_gguf` and `gguf_names` define operations, each of which needs a case.
+# `box_reads`, `load_cost` and `stacked_arrays` have limits, which tests lower. `ops`, `layout_ops`,
+# `value_ops`, `deepseek_gguf` and `gguf_names` define operations, each of which needs a case.
 
 # Tables of keys of config.json: each key is held against transformers.
 HARMLESS_KEYS = hf_keys.HARMLESS_KEYS

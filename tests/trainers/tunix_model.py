@@ -98,7 +98,7 @@ def main(folder: Path, family: str) -> None:
 
 
 def spread(model: nnx.Module) -> None:
-    """Give norms and biases other values than ones and zeros, so that each of them counts.
+    """Give what is all ones or zeros (norms, biases, Gemma's MLP) other values, so that it counts.
 
     All numbers are those of bfloat16, which take half the room in a compressed file.
     """
@@ -106,7 +106,7 @@ def spread(model: nnx.Module) -> None:
     state = nnx.state(model, nnx.Param)
     for _, variable in state.flat_state():
         array = variable[...]
-        if array.ndim == 1:
+        if not np.ptp(np.asarray(array)):
             array = array + numbers.uniform(-0.3, 0.3, array.shape).astype(array.dtype)
         variable[...] = array.astype(jnp.bfloat16).astype(array.dtype)
     nnx.update(model, state)

@@ -89,7 +89,9 @@ def test_however_leaves_are_divided_each_number_is_read_once(name, data, gap, wh
             np.testing.assert_array_equal(values, ours[one.leaf][one.box])
     assert wanted == []
     assert told == 4 * sum(int(times.sum()) for times in source.times.values())
-    assert {int(n) for times in source.times.values() for n in times} == {1}
+    read = {int(n) for times in source.times.values() for n in times}
+    # Rows beyond the leaf need not be read.
+    assert read == {1} or (name == "padded rows" and read == {0, 1})
 
 
 def stored(folder, **shapes):
