@@ -19,7 +19,7 @@ from cairn.interop.conversion.ops import Shape
 from cairn.interop.conversion.rules import Rule, match
 from cairn.interop.errors import ConversionError
 from cairn.interop.trainers import known
-from cairn.interop.trainers.maxtext_settings import from_maxtext, is_maxtext
+from cairn.interop.trainers.maxtext_settings import from_maxtext, is_maxtext, sizes_in
 from cairn.interop.trainers.trainer import Trainer, TrainerTree, find_trees
 
 __all__ = ["MappedModel", "known_trainers", "map_model"]
@@ -92,6 +92,7 @@ def map_model(
     pairs: bool | None = None
     keys = dict(described or {})
     if is_maxtext(keys):
+        _refuse_other_sizes(sizes_in(keys), reading.sizes, path)
         keys, pairs = from_maxtext(keys)
     _require_keys(keys, reading.model_types, reading.sizes, tree, path, looked_at)
     config = AutoEasyDeLConfig.from_hf({**reading.sizes, **keys})
@@ -119,6 +120,24 @@ def map_model(
         _left_out(tree, items, config),
         tree.trainer.assumed(config, pairs),
     )
+
+
+def _refuse_other_sizes(said: Mapping[str, int], stored: Mapping[str, Any], path: str) -> None:
+    """Raise ConversionError if a trainer's settings are of a model of other sizes."""
+    problems = [
+        f"{key}: stored {stored[key]}, in the settings {size}"
+        for key, size in said.items()
+        if key in stored and stored[key] != size
+    ]
+    if problems:
+        raise ConversionError(
+            path=path,
+            expected="the settings of the model that is stored",
+            found=f"{len(problems)} sizes of another",
+            next_step="give the file that the run was started with, sizes that were set on its "
+            "command line included",
+            problems=problems,
+        )
 
 
 def _require_keys(

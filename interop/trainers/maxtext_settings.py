@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from cairn.interop.errors import ConfigError
 
-__all__ = ["FILE", "flat_yaml", "from_maxtext", "is_maxtext"]
+__all__ = ["FILE", "flat_yaml", "from_maxtext", "is_maxtext", "sizes_in"]
 
 FILE: Final = "config.yml"
 """Name of the file that MaxText writes to a run's folder, with `save_config_to_gcs=True`."""
@@ -25,6 +25,13 @@ _FAMILIES: Final = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3_moe",
+}
+_SIZES: Final = {
+    "hidden_size": "base_emb_dim",
+    "num_hidden_layers": "base_num_decoder_layers",
+    "num_attention_heads": "base_num_query_heads",
+    "num_key_value_heads": "base_num_kv_heads",
+    "head_dim": "head_dim",
 }
 _CALL: Final = "!!python/object/apply:"
 _WORDS: Final = {"true": True, "false": False, "null": None, "~": None, "": None}
@@ -128,6 +135,20 @@ def from_maxtext(settings: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         config["sliding_window"] = settings["sliding_window_size"]
         config |= _gemma(settings, block, theta)
     return config, llama31
+
+
+def sizes_in(settings: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes that MaxText's settings say, under config.json's keys.
+
+    With a scale for all sizes, which MaxText rounds, none are returned.
+    """
+    if int(settings.get("global_parameter_scale") or 1) != 1:
+        return {}
+    sizes = {key: settings.get(stored) for key, stored in _SIZES.items()}
+    layers = sizes["num_hidden_layers"]
+    if "gemma2" in str(settings["decoder_block"]) and isinstance(layers, int):
+        sizes["num_hidden_layers"] = 2 * layers  # MaxText counts pairs, of a window and without
+    return {key: size for key, size in sizes.items() if isinstance(size, int)}
 
 
 def _gemma(settings: Mapping[str, Any], block: str, theta: float) -> dict[str, Any]:

@@ -60,6 +60,8 @@ def test_what_a_tree_does_not_tell_is_asked_for_by_name(http):
     another = refused(http, {"config": {**told, "decoder_block": "qwen3"}})
     assert "missing tensor: decoder/layers/self_attention/query_norm/scale" in another
     assert "look like those of llama or mistral" in another
+    larger = refused(http, {"config": {**told, "base_emb_dim": 4096}})
+    assert "hidden_size: stored 32, in the settings 4096" in larger
 
 
 @pytest.mark.usefixtures("forked")
@@ -75,6 +77,7 @@ def test_an_export_is_held_against_the_logits_of_the_trainers_own_model(http, ro
     started = http.post(TREE, json={**body, "reference_logits": str(root / "theirs/wrong.npz")})
     ended = watch(http, started.json()["id"])
     assert "does not compute what the trainer's model does" in ended["error"]["detail"]
+    assert "that the config is the one that the trainer had" in ended["error"]["detail"]
 
 
 @pytest.mark.usefixtures("forked")

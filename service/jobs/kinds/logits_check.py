@@ -34,6 +34,14 @@ UNPROVED: Final = (
 TOLERANCE: Final = 1e-4
 """Largest accepted difference between two logits, relative to the largest logit."""
 
+_NEXT_STEP: Final = (
+    "Verify the checkpoint (cairn verify). If it is sound, convert it without check_logits, "
+    "compare the two yourself, and report what you find."
+)
+_NEXT_STEP_OF_MAPS: Final = (
+    "See that the logits are of this step, in float32, and that the config is the one that the "
+    "trainer had: its model's name may decide how rotary positions turn. If so, report it."
+)
 _PACKAGES: Final = ("jax", "flax", "torch", "transformers")
 _SEQUENCES: Final = 2
 _TOKENS: Final = 64
@@ -232,8 +240,7 @@ class LogitsCheck:
             path=self.export,
             expected=expected,
             found=found,
-            next_step="Verify the checkpoint (cairn verify). If it is sound, convert it without "
-            "check_logits, compare the two yourself, and report what you find.",
+            next_step=_NEXT_STEP if self.reference is None else _NEXT_STEP_OF_MAPS,
         )
 
 
