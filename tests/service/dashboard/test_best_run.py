@@ -51,6 +51,8 @@ def test_best_run_is_found_by_a_filter_that_is_completed_and_a_column(page):
     expect(rows).to_have_text(["sweep-3", "sweep-2", "sweep-1"])
     page.get_by_role("combobox", name="Columns").fill("best.train/loss, labels.lr")
     page.get_by_role("combobox", name="Columns").press("Enter")
+    # The metric's column stood there before; the label's tells that the new ones are shown.
+    expect(page.get_by_role("link", name="lr", exact=True)).to_be_visible()
     page.get_by_role("link", name="train/loss best").click()
     expect(rows).to_have_text(["sweep-2", "sweep-1", "sweep-3"])
     first = page.locator("#runs tbody tr").first
