@@ -35,6 +35,11 @@ from cairn.storage.store.uri import RUN_NAME
 # Digits alone would be the number of a step. The store also refuses "latest".
 ALIAS_PATTERN = r"^(?:[A-Za-z]|[0-9]+[A-Za-z._-])[A-Za-z0-9._-]*$"
 MAX_ALIAS_LENGTH = 64
+CHECKPOINT_PATTERN = r"^(?:0|[1-9][0-9]{0,15}|(?:[A-Za-z]|[0-9]+[A-Za-z._-])[A-Za-z0-9._-]{0,63})$"
+OPERATION_PATTERN = r"^op-[0-9a-f]{32}$"
+ARTIFACT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._~=+-]{0,511}$"
+ID_PATTERN = r"^[a-z2-7]{12}$"
+RUN_GLOB_PATTERN = r"^[A-Za-z0-9._=+*?-]{1,128}$"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 RUN_PATTERN = rf"^{RUN_NAME}$"
 ITEM_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
@@ -131,6 +136,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_NUMBER), BeforeValidator(_whole)]
 """Integer of a request, at least 1."""
 
 PLAIN_PATTERN = r"^[^\x00]*$"
+REASON_PATTERN = r"^[^\x00]*[^\x00\s][^\x00]*$"
 PlainText = Annotated[str, Field(pattern=PLAIN_PATTERN)]
 """Text of a request that every database can store."""
 
@@ -142,7 +148,7 @@ LabelText = Annotated[PlainText, Field(max_length=2000)]
 DespiteDamage = Annotated[
     str,
     Field(
-        pattern=r"^[^\x00]*[^\x00\s][^\x00]*$",
+        pattern=REASON_PATTERN,
         max_length=2000,
         description="Why the step is to be used although it is damaged, which is refused "
         "otherwise; the audit trail keeps it.",
@@ -1024,7 +1030,7 @@ class WebhookRequest(Request):
     )
     runs: str = Field(
         default="*",
-        pattern=r"^[A-Za-z0-9._=+*?-]{1,128}$",
+        pattern=RUN_GLOB_PATTERN,
         description="Of runs with such a name: `*` is any text, `?` one letter. What is of a root "
         "and of no run is told with `*` only.",
     )

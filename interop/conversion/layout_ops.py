@@ -13,32 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cairn.interop.conversion.boxes import Box, BoxReads
-from cairn.interop.conversion.ops import Array, Op, Shape, Stack
+from cairn.interop.conversion.ops import Array, Shape, Stack
 
-__all__ = ["Inverse", "Merge", "Pad", "Permute", "Unstack"]
-
-
-@dataclass(frozen=True)
-class Inverse(Op):
-    """The inverse of an operation: its leaves are the other's tensors."""
-
-    op: Op
-
-    def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
-        """Return what the operation's `to_hf` returns."""
-        return self.op.to_hf(tensors)
-
-    def to_hf(self, leaves: Sequence[Array]) -> list[Array]:
-        """Return what the operation's `from_hf` returns."""
-        return self.op.from_hf(leaves)
-
-    def leaf_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Return what the operation's `tensor_shapes` returns."""
-        return self.op.tensor_shapes(shapes)
-
-    def tensor_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Return what the operation's `leaf_shapes` returns."""
-        return self.op.leaf_shapes(shapes)
+__all__ = ["Merge", "Pad", "Permute", "Unstack"]
 
 
 @dataclass(frozen=True)

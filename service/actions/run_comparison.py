@@ -89,6 +89,13 @@ def compare_runs(plane: ControlPlane, names: Sequence[RunName]) -> ComparedRuns:
     )
 
 
+def runs_named(plane: ControlPlane, names: Sequence[RunName]) -> list[Run]:
+    """Return the runs of these names that the catalog has, in the order of the names."""
+    with plane.catalog.query() as connection:
+        rows = queries.run_rows(connection, names)
+    return [queries.run(rows[name]) for name in names if name in rows]
+
+
 @dataclass(frozen=True)
 class Curve:
     """Values of a metric over a run's listed steps.

@@ -7,11 +7,12 @@ needs no key.
 import getpass
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
@@ -38,10 +39,6 @@ from cairn.service.schemas import (
     NewKey,
     Scope,
 )
-
-if TYPE_CHECKING:
-    from cairn.service.access.callers import Caller
-    from cairn.service.actions.plane import ControlPlane
 
 keys_app: Final = typer.Typer(
     help="""Create, list and revoke keys.
@@ -82,35 +79,12 @@ class ServerKeys:
         return listed[key]
 
 
-@dataclass(frozen=True)
-class DatabaseKeys:
-    """The keys in the database of the settings.
+class DatabaseKeys(NamedTuple):
+    """The keys in the database of the settings: the same three actions."""
 
-    Attributes:
-        plane: Control plane of the settings, without jobs.
-        caller: The shell's user.
-    """
-
-    plane: "ControlPlane"
-    caller: "Caller"
-
-    def create(self, request: KeyRequest) -> NewKey:
-        """Create a key."""
-        from cairn.service.actions import keys  # imports what a server needs
-
-        return keys.create_key(self.plane, self.caller, request)
-
-    def all(self) -> list[Key]:
-        """Return all keys, without their secrets."""
-        from cairn.service.actions import keys
-
-        return keys.list_keys(self.plane)
-
-    def revoke(self, key: str) -> Key:
-        """Revoke a key, and return it."""
-        from cairn.service.actions import keys
-
-        return keys.revoke_key(self.plane, self.caller, key)
+    create: Callable[[KeyRequest], NewKey]
+    all: Callable[[], list[Key]]
+    revoke: Callable[[str], Key]
 
 
 def _name(text: str) -> str:
@@ -244,7 +218,9 @@ def _keys(url: str | None, data_dir: Path | None) -> Iterator[ServerKeys | Datab
 
 @contextmanager
 def _database(data_dir: Path | None) -> Iterator[DatabaseKeys]:
+    # Here, since they import what a server needs.
     from cairn.service.access.callers import Caller
+    from cairn.service.actions import keys
     from cairn.service.actions.plane import ControlPlane
     from cairn.service.catalog.engine import Catalog
     from cairn.service.catalog.refresh import Index
@@ -259,6 +235,11 @@ def _database(data_dir: Path | None) -> Iterator[DatabaseKeys]:
     catalog = Catalog.open(settings.database_url, auto_upgrade=settings.auto_upgrade)
     try:
         plane = ControlPlane(settings, Roots(catalog, settings.root_uris), Index(catalog), None)
-        yield DatabaseKeys(plane, Caller(f"shell:{user}", Scope.ADMIN))
+        caller = Caller(f"shell:{user}", Scope.ADMIN)
+        yield DatabaseKeys(
+            partial(keys.create_key, plane, caller),
+            partial(keys.list_keys, plane),
+            partial(keys.revoke_key, plane, caller),
+        )
     finally:
         catalog.close()

@@ -14,8 +14,7 @@ from cairn.service.actions.caches import OpenStep
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PlaneDependency, RootName, RunName, StepNumber
-from cairn.service.routes import operations
-from cairn.service.schemas import Checkpoint
+from cairn.service.schemas import OPERATION_PATTERN, Checkpoint
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ async def _of_step(
 async def _of_operation(
     request: Request,
     plane: PlaneDependency,
-    operation: Annotated[str, Path(pattern=operations.OPERATION_PATTERN)],
+    operation: Annotated[str, Path(pattern=OPERATION_PATTERN)],
 ) -> OperationRequest:
     return OperationRequest(request, plane, operation)
 

@@ -5,9 +5,15 @@ from typing import Any, Final
 
 from cairn.service.schemas import (
     ALIAS_PATTERN,
+    ARTIFACT_PATTERN,
     AXIS_PATTERN,
+    CHECKPOINT_PATTERN,
+    ID_PATTERN,
     NAME_PATTERN,
+    OPERATION_PATTERN,
     PLAIN_PATTERN,
+    REASON_PATTERN,
+    RUN_GLOB_PATTERN,
     RUN_PATTERN,
 )
 
@@ -21,15 +27,15 @@ _RULES: Final[Mapping[str, str]] = {
     PLAIN_PATTERN: "it has a NUL character",
     RUN_PATTERN: "use letters, digits, '.', '_', '=', '+' and '-', 128 at most, starting with a "
     "letter or a digit",
-    r"^op-[0-9a-f]{32}$": "ids of operations are op- and 32 of 0 to 9 and a to f",
-    r"^(?:0|[1-9][0-9]{0,15}|(?:[A-Za-z]|[0-9]+[A-Za-z._-])[A-Za-z0-9._-]{0,63})$": "a step is a "
-    "number without leading zeros, an alias has letters, digits, '.', '_' and '-', 64 at most",
-    r"^[a-z2-7]{12}$": "ids of keys and webhooks are 12 of a to z and 2 to 7",
-    r"^[A-Za-z0-9][A-Za-z0-9._~=+-]{0,511}$": "ids of artifacts have letters, digits, '.', '_', "
-    "'~', '=', '+' and '-', 512 at most, starting with a letter or a digit",
-    r"^[A-Za-z0-9._=+*?-]{1,128}$": "use letters, digits, '.', '_', '=', '+', '-', and '*' and "
-    "'?' as wildcards, 128 at most",
-    r"^[^\x00]*[^\x00\s][^\x00]*$": "it may not be empty, and may have no NUL character",
+    OPERATION_PATTERN: "ids of operations are op- and 32 of 0 to 9 and a to f",
+    CHECKPOINT_PATTERN: "a step is a number without leading zeros, an alias has letters, digits, "
+    "'.', '_' and '-', 64 at most",
+    ID_PATTERN: "ids of keys and webhooks are 12 of a to z and 2 to 7",
+    ARTIFACT_PATTERN: "ids of artifacts have letters, digits, '.', '_', '~', '=', '+' and '-', 512 "
+    "at most, starting with a letter or a digit",
+    RUN_GLOB_PATTERN: "use letters, digits, '.', '_', '=', '+', '-', and '*' and '?' as wildcards, "
+    "128 at most",
+    REASON_PATTERN: "it may not be empty, and may have no NUL character",
 }
 """What a text that matches a pattern looks like."""
 

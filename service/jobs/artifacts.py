@@ -14,7 +14,6 @@ from cairn.storage.store.disk.confinement import safe_join
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import RUN_NAME, StoreURI
 
-ARTIFACT_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._~=+-]{0,511}$"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _NUMBER = r"0|[1-9][0-9]{0,17}"
 _ID: Final = re.compile(

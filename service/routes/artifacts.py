@@ -14,8 +14,7 @@ from cairn.service.http.path_names import named
 from cairn.service.http.permitted_routes import PermittedRoute
 from cairn.service.http.preconditions import Condition
 from cairn.service.http.problems import problem_responses
-from cairn.service.jobs.artifacts import ARTIFACT_PATTERN
-from cairn.service.schemas import Artifact, ArtifactList
+from cairn.service.schemas import ARTIFACT_PATTERN, Artifact, ArtifactList
 
 step_router: Final = APIRouter(
     prefix="/roots/{root}/runs/{run}/checkpoints", tags=["artifacts"], route_class=StoreReadRoute

@@ -20,7 +20,13 @@ from cairn.service.http.path_names import named
 from cairn.service.http.preconditions import Condition
 from cairn.service.http.problems import problem_responses
 from cairn.service.routes.artifacts import FileName
-from cairn.service.schemas import SIZE_PATTERN, Artifact, ConvertRequest, ExportDtype
+from cairn.service.schemas import (
+    CHECKPOINT_PATTERN,
+    SIZE_PATTERN,
+    Artifact,
+    ConvertRequest,
+    ExportDtype,
+)
 
 router: Final = APIRouter(
     prefix="/roots/{root}/runs/{run}/exports", tags=["artifacts"], route_class=StoreReadRoute
@@ -29,7 +35,7 @@ router: Final = APIRouter(
 CheckpointName = Annotated[
     str,
     Path(
-        pattern=r"^(?:0|[1-9][0-9]{0,15}|(?:[A-Za-z]|[0-9]+[A-Za-z._-])[A-Za-z0-9._-]{0,63})$",
+        pattern=CHECKPOINT_PATTERN,
         description="A step, an alias, or `latest`.",
         examples=["production"],
     ),

@@ -9,13 +9,11 @@ from cairn.service.actions import keys
 from cairn.service.dependencies import PlaneDependency
 from cairn.service.http.permitted_routes import PermittedRoute
 from cairn.service.http.problems import problem_responses
-from cairn.service.schemas import KeyList, KeyRequest, NewKey
+from cairn.service.schemas import ID_PATTERN, KeyList, KeyRequest, NewKey
 
 router: Final = APIRouter(prefix="/keys", tags=["keys"], route_class=PermittedRoute)
 
-KeyId = Annotated[
-    str, Path(pattern="^[a-z2-7]{12}$", description="Id of a key, the part after `ck_`.")
-]
+KeyId = Annotated[str, Path(pattern=ID_PATTERN, description="Id of a key, the part after `ck_`.")]
 
 
 @router.get("")

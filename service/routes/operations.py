@@ -17,11 +17,10 @@ from cairn.service.http.paging import decode_token, encode_token
 from cairn.service.http.path_names import named
 from cairn.service.http.permitted_routes import PermittedRoute
 from cairn.service.http.problems import problem_responses
-from cairn.service.schemas import Operation, OperationList, OperationState
+from cairn.service.schemas import OPERATION_PATTERN, Operation, OperationList, OperationState
 
 router: Final = APIRouter(prefix="/operations", tags=["operations"], route_class=PermittedRoute)
 
-OPERATION_PATTERN: Final = r"^op-[0-9a-f]{32}$"
 RETRY_MILLISECONDS: Final = 1000
 
 _EVENT: Final = {

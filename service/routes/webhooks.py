@@ -12,6 +12,7 @@ from cairn.service.http.path_names import named
 from cairn.service.http.permitted_routes import PermittedRoute
 from cairn.service.http.problems import problem_responses
 from cairn.service.schemas import (
+    ID_PATTERN,
     MAX_NUMBER,
     Delivery,
     DeliveryList,
@@ -23,7 +24,7 @@ from cairn.service.schemas import (
 
 router: Final = APIRouter(prefix="/webhooks", tags=["events"], route_class=PermittedRoute)
 
-WebhookId = Annotated[str, Path(pattern="^[a-z2-7]{12}$", description="Id of a webhook.")]
+WebhookId = Annotated[str, Path(pattern=ID_PATTERN, description="Id of a webhook.")]
 DeliveryId = Annotated[int, Path(ge=1, le=MAX_NUMBER, description="Number of a delivery.")]
 StateFilter = Annotated[
     DeliveryState | None, Query(description="Deliveries in this state only; default: all.")

@@ -114,7 +114,7 @@ def meta_part(
     """Show what differs in the JSON that was saved with the latest step of each run."""
     names = list(dict.fromkeys(map(_split, run or ())))[:MAX_CURVES]
     readable = [name for name in names if name[0] in caller.visible(plane.roots)]
-    runs = [entry.run for entry in run_comparison.compare_runs(plane, readable).runs]
+    runs = run_comparison.runs_named(plane, readable)
     sides, notes = [], []
     for one in runs:
         side, note = _meta(plane, one)

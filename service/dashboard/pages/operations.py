@@ -14,16 +14,15 @@ from cairn.service.dashboard.rendering import page
 from cairn.service.dashboard.requests import OperationRequestDependency
 from cairn.service.dependencies import PageToken, PlaneDependency
 from cairn.service.http.permitted_routes import PermittedRoute
-from cairn.service.jobs.artifacts import ARTIFACT_PATTERN
 from cairn.service.routes import operations
-from cairn.service.schemas import OperationState
+from cairn.service.schemas import ARTIFACT_PATTERN, OPERATION_PATTERN, OperationState
 
 ROWS: Final = 30
 
 router: Final = page_router(PermittedRoute)
 
 State = Annotated[OperationState | None, Query()]
-OperationId = Annotated[str, Path(pattern=operations.OPERATION_PATTERN)]
+OperationId = Annotated[str, Path(pattern=OPERATION_PATTERN)]
 ArtifactId = Annotated[str, Path(pattern=ARTIFACT_PATTERN)]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cairn.interop.conversion.tensor_streams import is_floating
 from cairn.service.errors import InvalidRequestError
-from cairn.storage.errors import CorruptionError, InvalidURIError
+from cairn.storage.errors import CorruptionError, InvalidURIError, NotFoundError
 from cairn.storage.runs.run import Run
 from cairn.storage.safetensors.reader import read_header, read_tensor
 from cairn.storage.store.disk.confinement import source_folder
@@ -57,9 +57,10 @@ def read_reference(uri: StoreURI, file: str, vocabulary: int, work: Path) -> Ref
         SourceRefusedError: The server may not open its folder.
     """
     files, name = _place(uri, file)
-    if not files.exists(name):
-        raise _wrong(file, "a file", "none")
-    size = files.stat(name).size
+    try:
+        size = files.stat(name).size
+    except NotFoundError as exc:
+        raise _wrong(file, "a file", "none") from exc
     if size > _MOST_BYTES:
         raise _wrong(file, f"at most {_MOST_BYTES} bytes", str(size))
     copy = open_files(parse_uri(work))

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from cairn.interop.trainers.maxtext_settings import FILE, flat_yaml, is_maxtext
-from cairn.storage.errors import SourceRefusedError
+from cairn.storage.errors import NotFoundError, SourceRefusedError
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.run import Run
 from cairn.storage.store.disk.confinement import source_folder
@@ -34,9 +34,13 @@ def settings_beside(run: Run, manifest: Manifest) -> tuple[dict[str, Any] | None
             looked_at.append(f"{folder} (which this server may not open)")
             continue
         looked_at.append(f"{folder / FILE}")
-        if not files.exists(FILE) or files.stat(FILE).size > _MOST_BYTES:
+        try:
+            size = files.stat(FILE).size
+        except NotFoundError:
             continue
-        text = files.read_range(FILE, 0, files.stat(FILE).size).decode(errors="replace")
+        if size > _MOST_BYTES:
+            continue
+        text = files.read_range(FILE, 0, size).decode(errors="replace")
         settings = flat_yaml(text)
         if is_maxtext(settings):
             return settings, looked_at[-1]

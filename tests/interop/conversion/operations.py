@@ -5,7 +5,7 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from cairn.interop.conversion.layout_ops import Inverse, Merge, Pad, Permute, Unstack
+from cairn.interop.conversion.layout_ops import Merge, Pad, Permute, Unstack
 from cairn.interop.conversion.ops import (
     RENAME,
     TRANSPOSE,
@@ -38,7 +38,6 @@ CASES = {
     "stack": lambda a, b, c, lengths: (Stack(a), many(a, b, c)),
     "stack along an axis": lambda a, b, c, lengths: (Stack(a, 1), many(a, b, c)),
     "layers": lambda a, b, c, lengths: (Unstack(b, 1), [numbered(a, b, c)]),
-    "stacked layers": lambda a, b, c, lengths: (Inverse(Unstack(a, 1)), many(a, b, c)),
     "axes": lambda a, b, c, lengths: (Permute((2, 0, 1)), [numbered(a, b, c), numbered(c, a, b)]),
     "heads as an axis": lambda a, b, c, lengths: (Merge((b, c), 1), [numbered(a, b, c)]),
     "rows of three axes": lambda a, b, c, lengths: (Merge((a, b, c)), [numbered(a, b, c, 2)]),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -89,6 +90,27 @@ def load(model, tensors):
             both = torch.cat([parts["w1"], parts["w3"]])
             own[f"{prefix}.gate_up_proj"][number].copy_(both)
             own[f"{prefix}.down_proj"][number].copy_(parts["w2"])
+
+
+class Walk(NamedTuple):
+    """Mistakes of a map: how many were tried, how many shapes refuse, and those not found."""
+
+    tried: int
+    by_shapes: int
+    survivors: list[str]
+
+
+def walk(model: KeptModel) -> Walk:
+    """Try each mistake of a model's map, by shapes and then by the trainer's logits."""
+    survivors, by_shapes, tried = [], 0, 0
+    for mistake, rules in mutants(model.map.rules):
+        tried += 1
+        if not model.fits(rules):
+            by_shapes += 1
+        elif model.difference(rules) <= 10 * TOLERANCE:
+            survivors.append(mistake)
+    print(f"{model.map.layout}: {tried} mistakes, {by_shapes} found by shapes")
+    return Walk(tried, by_shapes, survivors)
 
 
 def mutants(rules: tuple[Rule, ...]) -> Iterator[tuple[str, tuple[Rule, ...]]]:
