@@ -11,12 +11,19 @@ from typing import Annotated, Final
 import typer
 
 from cairn.installation import installed_version
+from cairn.service.client.protocol.paths import DEFAULT_URL
 from cairn.service.command.doctor.environment import (
     check_data_folder,
     check_emulators,
     check_settings,
 )
-from cairn.service.command.doctor.findings import Check, Finding, Outcome, run_checks
+from cairn.service.command.doctor.findings import (
+    Check,
+    Finding,
+    Outcome,
+    run_checks,
+    without_passwords,
+)
 from cairn.service.command.doctor.installation import (
     check_commands,
     check_entry_points,
@@ -25,7 +32,7 @@ from cairn.service.command.doctor.installation import (
 )
 from cairn.service.command.doctor.server import check_server
 from cairn.service.command.failures import ExitStatus
-from cairn.service.command.options import TIME, UrlOption, console
+from cairn.service.command.options import TIME, UrlOption, console, errors, name_place
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
 from cairn.service.errors import SettingsError
@@ -55,11 +62,20 @@ def doctor(
 
     The command checks settings, roots, databases, the installation and the control plane, with the
     CAIRN_* variables of this shell: run it where the server or the job runs. It changes nothing,
-    but writes test files to each root for a moment, unless --no-probe. The exit status is 1 if a
-    check fails.
+    but writes test files to each root for a moment, unless --no-probe. Standard error says first
+    which stores, databases and server are meant. The exit status is 1 if a check fails.
     """
     seconds = _ASKED_SECONDS if timeout is None else timeout
-    findings_list = run_checks(_checks(url, probe=probe, seconds=seconds), seconds=seconds * _SLACK)
+    settings = None
+    with contextlib.suppress(SettingsError):  # the check `settings` reports it
+        settings = load_settings()
+    server = url or os.environ.get("CAIRN_URL") or DEFAULT_URL
+    if settings is not None:
+        with contextlib.suppress(ModuleNotFoundError):  # the check of the database reports it
+            name_place(settings)
+    errors.print(f"Of the server {without_passwords(server)}", soft_wrap=True, markup=False)
+    checks = _checks(settings, url, probe=probe, seconds=seconds)
+    findings_list = run_checks(checks, seconds=seconds * _SLACK)
     if json:
         findings = [
             {
@@ -97,8 +113,10 @@ def _list(findings: Iterable[Finding]) -> None:
             console.print(f"     fix: {finding.fix}", soft_wrap=True)
 
 
-def _checks(url: str | None, *, probe: bool, seconds: float) -> dict[str, Check]:
-    """Return the checks by name.
+def _checks(
+    settings: Settings | None, url: str | None, *, probe: bool, seconds: float
+) -> dict[str, Check]:
+    """Return the checks by name; without settings, those that need none.
 
     A check imports its modules when it runs: they may belong to an extra that is not installed.
     """
@@ -109,8 +127,7 @@ def _checks(url: str | None, *, probe: bool, seconds: float) -> dict[str, Check]
         "names": lambda: check_names(sys.path),
         "command": lambda: check_commands(os.environ.get("PATH", ""), Path(sys.executable).parent),
     }
-    with contextlib.suppress(SettingsError):  # the check `settings` reports it
-        settings = load_settings()
+    if settings is not None:
         roots = settings.root_uris
         schemes = frozenset(uri.scheme for uri in roots.values())
         checks["emulators"] = lambda: check_emulators(os.environ, schemes)

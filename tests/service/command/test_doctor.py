@@ -53,7 +53,8 @@ def only(found, outcome):
 
 def doctor(*arguments, status=0, **variables):
     done = cairn_here("doctor", "--json", *arguments, **variables)
-    assert (done.returncode, done.stderr) == (status, "")
+    assert done.returncode == status
+    assert all(line.startswith("Of the ") for line in done.stderr.splitlines())
     told = json.loads(done.stdout)
     assert told["ok"] is (status == 0)
     return told["findings"]
@@ -65,6 +66,22 @@ def test_the_password_of_no_address_is_shown(root, tmp_path):
     found = doctor("--url", address, status=1, CAIRN_URL=address, **variables)
     assert "http://me:***@127.0.0.1:9" in str(found)
     assert "hidden" not in str(found)
+
+
+def test_the_first_lines_say_what_is_looked_at(root, tmp_path):
+    said = cairn_here(
+        "doctor",
+        "--no-probe",
+        "--url=http://me:hidden@127.0.0.1:9",
+        CAIRN_ROOT=str(root),
+        CAIRN_DATA_DIR=str(tmp_path / "data"),
+        CAIRN_DATABASE_URL="postgresql+psycopg://me:hidden@127.0.0.1:9/cairn",
+    ).stderr
+    assert said.splitlines() == [
+        f"Of the store file://{root}, in postgresql+psycopg://me:***@127.0.0.1:9/cairn, "
+        f"sqlite:///{tmp_path}/data/jobs.sqlite",
+        "Of the server http://me:***@127.0.0.1:9",
+    ]
 
 
 def test_a_sound_installation_fails_nothing_and_is_left_as_it_was(root, tmp_path):
