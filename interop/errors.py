@@ -36,6 +36,7 @@ class InteropError(Exception):
         next_step: str | None = None,
         problems: Sequence[str] = (),
     ) -> None:
+        self.message = message or ""
         self.path = path
         self.expected = expected
         self.found = found

@@ -230,23 +230,45 @@ class FieldProblem(Response):
     detail: str
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+_Part = Annotated[str | None, Field(exclude_if=_is_none)]
+
+
 class Problem(Response):
-    """RFC 9457 problem details; extension members depend on the type."""
+    """RFC 9457 problem details: `detail` is for people, the other members are for programs.
+
+    Members after `instance` are left out where a problem has no such part. Some types have more:
+    `holder` (lease-held), `current` (precondition-failed), `gates` (gate-refused), `aliases`
+    (aliases-stranded), `operations` (root-in-use), `root` and `run` (already-adopted).
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     type: str = Field(description="Stable name of the kind of problem: urn:cairn:problem:<kind>.")
     title: str
     status: int
-    detail: str
+    detail: str = Field(description="What is wrong and what to do. Its wording may change.")
     instance: str = Field(description="Path of the request, or of the operation, that failed.")
-    errors: list[FieldProblem] | None = Field(
-        default=None,
-        description="Parts of the request that were refused.",
-        json_schema_extra={"maxItems": MAX_ERRORS},
-    )
-    error_count: int | None = Field(
+    errors: Annotated[
+        list[FieldProblem] | None,
+        Field(exclude_if=_is_none, json_schema_extra={"maxItems": MAX_ERRORS}),
+    ] = Field(default=None, description="Parts of the request that were refused.")
+    error_count: Annotated[int | None, Field(exclude_if=_is_none)] = Field(
         default=None, description="How many parts were refused, if `errors` has the first only."
+    )
+    message: _Part = Field(default=None, description="What is wrong, in one sentence.")
+    path: _Part = Field(
+        default=None,
+        description="Where: an address in a store, or a name in a model's config or map.",
+    )
+    expected: _Part = Field(default=None, description="What should be there.")
+    found: _Part = Field(default=None, description="What is there instead.")
+    next_step: _Part = Field(default=None, description="What to do about it.")
+    problems: Annotated[list[str] | None, Field(exclude_if=_is_none)] = Field(
+        default=None, description="All that is wrong, one line each, where it can be several."
     )
 
 

@@ -1,58 +1,52 @@
-"""Problems as plain sentences, for the command line and for pages.
+"""Errors of the packages below as plain sentences, and as members of a problem."""
 
-A problem's `detail` says what was expected and what was found, for programs and logs. The most
-usual problems have a sentence of their own for people.
-"""
-
-import re
-from collections.abc import Mapping
 from typing import Any, Final
 
-PAGE_NOT_FOUND: Final = "Page not found."
-_NO_ROUTE: Final = "urn:cairn:problem:not-found"
+from cairn.interop.errors import InteropError
+from cairn.storage.errors import StorageError
 
-# Addresses of the API, `/v1/roots/ROOT/runs/RUN/checkpoints/STEP`, and of pages.
-_ADDRESS: Final = re.compile(
-    r"^(?:/v1/roots/(?P<root>[^/:]+)(?:/runs/(?P<run>[^/:]+))?"
-    r"|/ui/(?P<page_root>[^/]+)(?:/(?P<page_run>[^/]+))?)"
-)
-_COMPARED: Final = re.compile(
-    r"^(?P<message>.*?): (?P<path>\S+): expected (?P<expected>.*?), found (?P<found>.*?)"
-    r"(?:\. (?P<advice>[A-Z`].*))?$",
-    re.DOTALL,
-)
+_ABSENT: Final = ("no such run", "no such step", "no such alias")
 
 
-def sentence_of(problem: Mapping[str, Any]) -> str:
-    """Return what a problem says, in plain sentences.
+def sentence_of(error: StorageError | InteropError, *, root: str = "") -> str:
+    """Return what is wrong in one sentence; the error's `next_step` says what to do.
 
     Args:
-        problem: Members of a problem, as in RFC 9457.
+        error: Error that was raised.
+        root: Name of the root where it was, if the reader knows roots.
     """
-    detail = str(problem.get("detail") or problem.get("title") or "")
-    if problem.get("type") == _NO_ROUTE and "/openapi.json" in detail:
-        return PAGE_NOT_FOUND
-    compared = _COMPARED.match(detail)
-    if compared is None or compared["message"] not in _SENTENCES:
-        return detail
-    address = _ADDRESS.match(str(problem.get("instance", "")))
-    root = address and (address["root"] or address["page_root"])
-    run = address and (address["run"] or address["page_run"])
-    path = compared["path"]
-    subject = f'run "{run or path.rsplit("/", 1)[-1]}"'
-    place = f' in root "{root}"' if root and run else f" at {path}"
-    found = compared["found"].rstrip(".").replace("without it", "without run.json")
-    sentence = _SENTENCES[compared["message"]].format(
-        subject=subject,
-        place=place,
-        expected=compared["expected"].removeprefix("an "),
-        found="" if found == "nothing" else f" ({found})",
-    )
-    return f"{sentence} {compared['advice']}" if compared["advice"] else sentence
+    run = str(error.path).rpartition("/")[2]
+    found = "" if error.found in ("", "nothing", "none") else f" ({error.found})"
+    if error.message == "no such run":
+        place = f'in root "{root}"' if root else f"at {error.path}"
+        return f'There is no run "{run}" {place}{found}.'
+    if error.message in _ABSENT:
+        return f'There is no {error.expected} in run "{run}"{found}.'
+    return _sentence(error.message)
 
 
-_SENTENCES: Final[Mapping[str, str]] = {
-    "no such run": "There is no {subject}{place}{found}.",
-    "no such step": "There is no {expected} in {subject}{found}.",
-    "no such alias": "There is no {expected} in {subject}{found}.",
-}
+def detail_of(error: StorageError | InteropError, *, root: str = "") -> str:
+    """Return the whole error as text: a plain sentence if that has all of it, else its message."""
+    if error.message in _ABSENT:
+        return f"{sentence_of(error, root=root)} {error.next_step or ''}".rstrip()
+    return str(error)
+
+
+def members_of(error: StorageError | InteropError, *, root: str = "") -> dict[str, Any]:
+    """Return the parts that an error has, by their names in a problem (RFC 9457, section 3.2)."""
+    parts: dict[str, Any] = {
+        "message": sentence_of(error, root=root),
+        **{
+            name: str(part)
+            for name in ("path", "expected", "found")
+            if (part := getattr(error, name)) is not None
+        },
+        "next_step": _sentence(error.next_step or ""),
+        "problems": list(error.problems),
+    }
+    return {name: part for name, part in parts.items() if part}
+
+
+def _sentence(text: str) -> str:
+    """Begin a text with a capital, and end it with a period if it has no end."""
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '?')) else '.'}" if text else ""

@@ -98,6 +98,7 @@ class StorageError(Exception):
         next_step: str = "",
         problems: Iterable[str] = (),
     ) -> None:
+        self.message = message or ""
         self.path = str(path)
         self.expected = str(expected)
         self.found = str(found)

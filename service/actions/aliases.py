@@ -58,7 +58,7 @@ def get_alias(plane: ControlPlane, root: str, run: str, alias: str, *, refresh: 
     uri = plane.place(root, run)
     Run(uri).aliases.require(alias)  # raises with the existing names, or the record's damage
     raise AliasNotFoundError(
-        "no such alias", path=uri, expected=alias, found="one that was set just now"
+        "no such alias", path=uri, expected=f"alias {alias!r}", found="one that was set just now"
     )
 
 

@@ -23,7 +23,7 @@ from cairn.service.errors import (
     SetUpError,
     WatchEndedError,
 )
-from cairn.service.sentences import sentence_of
+from cairn.service.sentences import detail_of, members_of
 from cairn.storage import errors as storage_errors
 from cairn.storage.errors import StorageError
 
@@ -170,8 +170,7 @@ def problem_of(error: Exception) -> dict[str, Any]:
     if isinstance(error, ProblemError):
         problem |= {"type": _PREFIX + error.slug, "title": error.title, "status": error.status}
     if isinstance(error, StorageError | InteropError):
-        problem |= {"instance": str(error.path)} if error.path else {}
-        problem |= {"problems": list(error.problems)} if error.problems else {}
+        problem |= {"detail": detail_of(error), **members_of(error)}
     return problem
 
 
@@ -187,9 +186,9 @@ def usage_problem(detail: str) -> dict[str, Any]:
 
 def line_of(error: Exception) -> str:
     """Format an error for people."""
+    text = str(problem_of(error).get("detail") or error)
     if not isinstance(error, ProblemResponseError):
-        return sentence_of(problem_of(error)) if isinstance(error, StorageError) else str(error)
-    text = sentence_of(error.problem) or str(error)
+        return text
     if exit_status(error) is not ExitStatus.NOT_READY:
         return text
     after = f"Try again in {error.retry_after} s. " if error.retry_after else ""

@@ -9,10 +9,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cairn.service.dashboard.rendering import page
 from cairn.service.http.problems import answer
-from cairn.service.sentences import PAGE_NOT_FOUND, sentence_of
 
 _PROBLEM: Final = "application/problem+json"
 _API: Final = "/v1/"
+_NO_ROUTE: Final = "urn:cairn:problem:not-found"
 
 
 class ErrorPages:
@@ -73,9 +73,8 @@ async def _answer_page(
     scope: Scope, receive: Receive, send: Send, start: Message, body: bytes
 ) -> None:
     problem = cast(dict[str, Any], json.loads(body))
-    problem["detail"] = sentence_of(problem)
-    if problem["detail"] == PAGE_NOT_FOUND:
-        problem |= {"title": PAGE_NOT_FOUND.rstrip("."), "detail": "Check the address."}
+    if problem["type"] == _NO_ROUTE and "path" not in problem:  # nothing of a store is missing
+        problem |= {"title": "Page not found", "detail": "Check the address."}
     part = "hx-request" in Headers(scope=scope)
     template = "parts/problem.html" if part else "error.html"
     scope.setdefault("state", {})

@@ -16,6 +16,7 @@ from cairn.service.errors import ProblemError
 from cairn.service.http.field_errors import field_detail
 from cairn.service.observability.ids import REQUEST_ID_HEADER, request_id
 from cairn.service.schemas import MAX_ERRORS, MORE_ERRORS, FieldProblem, Problem
+from cairn.service.sentences import detail_of, members_of
 from cairn.storage import errors as storage_errors
 from cairn.storage.errors import StorageError
 
@@ -83,21 +84,14 @@ _ALWAYS: Final = (401, 403, 422, 429, 431, 500, 503, 507)
 
 _METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
-_WITH_PROBLEMS: Final = (
-    storage_errors.TreeMismatchError,
-    storage_errors.IteratorMismatchError,
-    storage_errors.CorruptionError,
-    storage_errors.StepDamagedError,
-    storage_errors.StoreCheckError,
-)
 
-
-def problem_from(exc: BaseException, *, instance: str) -> Problem:
+def problem_from(exc: BaseException, *, instance: str, root: str = "") -> Problem:
     """Convert an error to a problem; for unknown errors it reveals nothing about the server.
 
     Args:
         exc: Error that was raised.
         instance: Path of the request or operation that failed.
+        root: Name of the root that the request is about, if it names one.
     """
     if isinstance(exc, ProblemError):
         return _problem(
@@ -109,16 +103,13 @@ def problem_from(exc: BaseException, *, instance: str) -> Problem:
             errors=exc.errors,
             **exc.extra,
         )
+    if isinstance(exc, StorageError):
+        status, slug, title = next(_STORAGE[kind] for kind in type(exc).__mro__ if kind in _STORAGE)
+        members = members_of(exc, root=root)
+        if isinstance(exc, storage_errors.LeaseHeldError):
+            members["holder"] = exc.holder
+        return _problem(status, slug, title, detail_of(exc, root=root), instance, **members)
     for kind in type(exc).__mro__:
-        if kind in _STORAGE:
-            status, slug, title = _STORAGE[kind]
-            # Members in addition to those of RFC 9457, by which a client decides what to do next.
-            more: dict[str, Any] = {}
-            if isinstance(exc, _WITH_PROBLEMS) and exc.problems:
-                more["problems"] = list(exc.problems)
-            elif isinstance(exc, storage_errors.LeaseHeldError):
-                more["holder"] = exc.holder
-            return _problem(status, slug, title, str(exc), instance, **more)
         if kind in _DATABASE:
             return _database_problem(exc, *_DATABASE[kind], instance)
     return _problem(
@@ -139,9 +130,6 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def _respond(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
     body = problem.model_dump(mode="json")
-    for name in ("errors", "error_count"):
-        if body[name] is None:
-            del body[name]
     named = dict(headers or {})
     if (request := request_id()) is not None:
         body["request_id"] = named[REQUEST_ID_HEADER] = request
@@ -164,7 +152,12 @@ def install_handlers(app: FastAPI) -> None:
 
 
 def answer(
-    exc: Exception, *, method: str, path: str, headers: Mapping[str, str] | None = None
+    exc: Exception,
+    *,
+    method: str,
+    path: str,
+    root: str = "",
+    headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     """Return the answer to a request that failed, and log the error if the server is at fault.
 
@@ -172,9 +165,10 @@ def answer(
         exc: Error that was raised.
         method: Method of the request.
         path: Path of the request.
+        root: Name of the root that the request is about, if it names one.
         headers: Headers in addition to those of the error.
     """
-    problem = problem_from(exc, instance=path)
+    problem = problem_from(exc, instance=path, root=root)
     # The store is at fault, not the client.
     is_damage = isinstance(exc, storage_errors.CorruptionError)
     if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -188,7 +182,8 @@ def answer(
 
 
 async def _on_error(request: Request, exc: Exception) -> JSONResponse:
-    return answer(exc, method=request.method, path=request.url.path)
+    root = request.path_params.get("root", "")
+    return answer(exc, method=request.method, path=request.url.path, root=root)
 
 
 async def _on_validation_error(request: Request, exc: Exception) -> JSONResponse:

@@ -154,7 +154,7 @@ class Execution(JobContext):
         problem = problem_from(exc, instance=f"/v1/operations/{self.operation_id}")
         if problem.status >= 500:
             logger.error("operation %s failed", self.operation_id, exc_info=exc)
-        return JobFailedError(problem.model_dump(mode="json", exclude_none=True))
+        return JobFailedError(problem.model_dump(mode="json"))
 
     def _with_retries(self, function: Callable[[], Result]) -> Result:
         """Call `function`, and again a few times while the store does not answer.

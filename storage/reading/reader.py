@@ -696,7 +696,7 @@ def _no_checkpoint(step_uri: StoreURI) -> StorageError:
     names = [entry.name for entry in open_files(step_uri).list()]
     if not names:
         return StepNotFoundError(
-            "no such step",
+            "no such checkpoint",
             path=step_uri,
             expected="the folder of a committed checkpoint",
             found="nothing",

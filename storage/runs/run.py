@@ -115,7 +115,7 @@ def no_such_run(folder: StoreURI) -> RunNotFoundError:
         found, next_step = "one checkpoint's folder", _CHECKPOINT_NEXT
     elif names:
         more = ", …" if len(names) > _NAMED_IN_ERRORS else ""
-        found = f"a folder without it, with {', '.join(names[:_NAMED_IN_ERRORS])}{more}"
+        found = f"a folder without {RUN_FILE}, with {', '.join(names[:_NAMED_IN_ERRORS])}{more}"
     elif folder.scheme == "file" and os.path.isdir(folder.local_path):
         found = "an empty folder"
     else:

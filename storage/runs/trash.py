@@ -286,7 +286,7 @@ def find_deletable_step(
     raise StepNotFoundError(
         "no such step",
         path=run.uri,
-        expected=f"step {step} of attempt {attempt}, with a manifest",
+        expected=f"step {step} of attempt {attempt} with a manifest",
         found=", ".join(states) or "none",
         next_step="Choose a listed step, or one that was superseded; collecting garbage removes "
         "abandoned ones.",

@@ -22,7 +22,7 @@ CHECKPOINT = "Give the run that the checkpoint belongs to: RUN, RUN@ALIAS or RUN
 LOADS = [
     ("ROOT/nope", "RunNotFoundError", "file://ROOT/nope", "a folder with run.json", "nothing",
      LIST),
-    ("ROOT/tiny@nope", "AliasNotFoundError", "file://ROOT/tiny", "an alias 'nope'", "aliases: none",
+    ("ROOT/tiny@nope", "AliasNotFoundError", "file://ROOT/tiny", "alias 'nope'", "aliases: none",
      "Promote a step to it first, or use one of these."),
     ("ROOT/tiny/steps/9", "StepNotFoundError", "file://ROOT/tiny", "step 9", "steps 1, 2",
      "Choose a listed step, or leave the step out for the latest."),
@@ -41,7 +41,7 @@ LOADS = [
     ("gs://b/tiny", "InvalidURIError", "gs://b/tiny", "a bucket name of 3 or more", "'b'",
      "Check the slashes and the name."),
     ("ROOT/plain", "RunNotFoundError", "file://ROOT/plain", "a folder with run.json",
-     "a folder without it, with notes.txt", LIST),
+     "a folder without run.json, with notes.txt", LIST),
     ("ROOT/empty", "RunNotFoundError", "file://ROOT/empty", "a folder with run.json",
      "an empty folder", LIST),
     ("ROOT/file", "RunNotFoundError", "file://ROOT/file", "a folder with run.json", "a file", LIST),
@@ -132,9 +132,9 @@ REQUESTS = [
      LIST),
     ("GET nope/checkpoints", None, 404, "run-not-found", "ROOT/nope", "a folder", "nothing", LIST),
     ("GET plain", None, 404, "run-not-found", "ROOT/plain", "a folder with run.json",
-     "a folder without it, with notes.txt", LIST),
+     "a folder without run.json, with notes.txt", LIST),
     ("GET file/checkpoints/1", None, 404, "run-not-found", "ROOT/file", "a folder", "a file", LIST),
-    ("GET tiny/aliases/nope", None, 404, "alias-not-found", "ROOT/tiny", "an alias 'nope'",
+    ("GET tiny/aliases/nope", None, 404, "alias-not-found", "ROOT/tiny", "alias 'nope'",
      "aliases: none", "Promote a step to it first"),
     ("GET tiny/checkpoints/9", None, 404, "step-not-found", "ROOT/tiny", "step 9", "steps 1, 2",
      NO_STEP),
@@ -172,7 +172,9 @@ def test_a_request_for_what_is_no_checkpoint_is_a_problem(store, plane, case):
     problem = answer.json()
     assert problem["type"] == f"urn:cairn:problem:{kind}"
     assert (problem["status"], problem["instance"]) == (status, f"{RUNS}/{path}")
-    says(problem["detail"], *(text.replace("ROOT", str(store.root)) for text in texts))
+    members = [problem[name] for name in ("path", "expected", "found", "next_step")]
+    for text, member in zip(texts, members, strict=True):
+        assert text.replace("ROOT", str(store.root)) in member
 
 
 # A name that is no name never reaches the store.

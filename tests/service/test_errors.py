@@ -156,13 +156,39 @@ def test_error_tree_in_the_docstring_is_the_tree():
             assert line.split()[-1] == str(kind.status)
 
 
-def test_detail_says_path_expected_found_and_next_step():
-    exc = storage_errors.StepNotFoundError(
-        "no such step", path="gs://b/run", expected="step 4", found="steps 1, 2", next_step="Wait."
-    )
-    problem = problem_from(exc, instance="/v1/x")
-    assert problem.detail == "no such step: gs://b/run: expected step 4, found steps 1, 2. Wait."
+@pytest.mark.parametrize(
+    ("kind", "message", "sentence", "detail"),
+    [
+        (
+            storage_errors.StepNotFoundError,
+            "no such step",
+            'There is no step 4 in run "run" (steps 1, 2).',
+            'There is no step 4 in run "run" (steps 1, 2). Wait.',
+        ),
+        (
+            storage_errors.StepInFlightError,
+            "it is being saved",
+            "It is being saved.",
+            "it is being saved: gs://b/run: expected step 4, found steps 1, 2. Wait.",
+        ),
+    ],
+)
+def test_members_carry_path_expected_found_and_next_step(kind, message, sentence, detail):
+    parts = {"expected": "step 4", "found": "steps 1, 2", "next_step": "Wait."}
+    problem = problem_from(kind(message, path="gs://b/run", **parts), instance="/v1/x")
     assert problem.instance == "/v1/x"
+    assert problem.detail == detail
+    members = problem.model_dump(mode="json")
+    assert {name: members[name] for name in ("message", "path", *parts)} == {
+        "message": sentence,
+        "path": "gs://b/run",
+        **parts,
+    }
+
+
+def test_members_without_a_value_are_left_out():
+    problem = problem_from(InvalidRequestError("no"), instance="/x").model_dump(mode="json")
+    assert set(problem) == {"type", "title", "status", "detail", "instance"}
 
 
 def test_extension_members_carry_what_a_client_needs():

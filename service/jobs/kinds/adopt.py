@@ -11,6 +11,7 @@ from cairn.service.jobs.context import JobContext, JobKind, Request, Result
 from cairn.service.jobs.errors import NotAllAdoptedError
 from cairn.service.jobs.rule_matches import rename
 from cairn.service.schemas import AdoptedModel
+from cairn.service.sentences import members_of
 from cairn.storage.errors import RunNotFoundError
 from cairn.storage.orbax_import.adopt import Adoption, adopt
 from cairn.storage.orbax_import.model_map import ModelMap
@@ -62,7 +63,9 @@ def model_of(request: Mapping[str, Any]) -> ModelMap | None:
         model = model_map(model_request["config"], {})
     except InteropError as exc:
         errors = [{"field": "body.model.config", "detail": str(exc)}]
-        raise InvalidRequestError(f"model.config: {exc}", errors=errors) from exc
+        raise InvalidRequestError(
+            f"model.config: {exc}", errors=errors, extra=members_of(exc)
+        ) from exc
     return replace(model, rules=dict(model_request["map"]), match=rename)
 
 

@@ -39,6 +39,7 @@ from cairn.service.jobs.kinds.logits_check import (
 )
 from cairn.service.jobs.kinds.reference_logits import check_reference_place
 from cairn.service.jobs.kinds.trainer_settings import settings_beside
+from cairn.service.sentences import members_of
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.records.assets import read_asset
 from cairn.storage.runs.records.manifest import AssetRecord, Manifest
@@ -223,9 +224,7 @@ def _as_invalid_request() -> Iterator[None]:
     try:
         yield
     except InteropError as exc:
-        raise InvalidRequestError(
-            str(exc), extra={"problems": list(exc.problems)} if exc.problems else None
-        ) from exc
+        raise InvalidRequestError(str(exc), extra=members_of(exc)) from exc
 
 
 def _run(context: JobContext, request: Request) -> Result:

@@ -178,7 +178,7 @@ class Aliases:
         return AliasNotFoundError(
             "no such alias",
             path=self._objects.uri,
-            expected=f"an alias {name!r}",
+            expected=f"alias {name!r}",
             found=f"aliases: {names}",
             next_step="Promote a step to it first, or use one of these.",
         )

@@ -52,7 +52,7 @@ def test_an_error_of_the_store_has_the_status_of_its_kind(kind):
     assert failures.exit_status(error) == STATUSES.get(kind.__name__, 1)
     problem = failures.problem_of(error)
     assert problem["type"].startswith("urn:cairn:problem:")
-    assert (problem["instance"], problem["detail"]) == ("here", "it failed: here")
+    assert (problem["path"], problem["detail"]) == ("here", "it failed: here")
 
 
 def test_all_that_is_wrong_at_once_is_in_the_problem():

@@ -492,7 +492,7 @@ def test_what_is_no_checkpoint_is_said_so(step, tmp_path):
     uri = step(model={"a": floats(2)})
     with pytest.raises(NotFoundError, match="items meta, model"):
         restore_item(uri, "optimizer", {})
-    with pytest.raises(StepNotFoundError, match="no such step"):
+    with pytest.raises(StepNotFoundError, match="no such checkpoint"):
         restore_item(uri.parent / "9", "model", {})
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/file.txt").write_text("x")

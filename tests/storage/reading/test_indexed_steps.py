@@ -161,7 +161,7 @@ def test_a_folder_that_is_gone_or_holds_nothing_of_the_step_is_said_so(run):
     with pytest.raises(CorruptionError, match=r"cairn\.index: .* found none"):
         CheckpointReader.open(run.step_uri(info), manifest)
     shutil.rmtree(folder)
-    with pytest.raises(StepNotFoundError, match="no such step"):
+    with pytest.raises(StepNotFoundError, match="no such checkpoint"):
         CheckpointReader.open(run.step_uri(info), manifest)
 
 
