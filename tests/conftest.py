@@ -244,8 +244,10 @@ def _eight_devices():
 def tmp_path(request, tmp_path):
     """A folder of the test's own."""
     if DISK in os.environ and request.node.nodeid.startswith(ON_DISK):
-        return Path(mkdtemp(prefix="cairn-disk-", dir=os.environ[DISK]))
-    return tmp_path
+        with TemporaryDirectory(prefix="cairn-disk-", dir=os.environ[DISK], ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
+    else:
+        yield tmp_path
 
 
 @pytest.fixture(autouse=True)

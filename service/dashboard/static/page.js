@@ -78,6 +78,17 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+// The button says how many of the rows beside it are ticked, also those that a browser ticks again on a way back.
+function countTicked(form) {
+  const place = form?.querySelector("[data-ticked]");
+  if (!place) return;
+  const ticked = form.querySelectorAll(".pick input:checked").length;
+  place.textContent = ticked ? ` (${ticked})` : "";
+}
+
+document.addEventListener("change", (event) => countTicked(event.target.form));
+addEventListener("pageshow", () => document.querySelectorAll("form").forEach(countTicked));
+
 // Text that was typed before the scripts were loaded is searched for as soon as they are.
 document.addEventListener("DOMContentLoaded", () => {
   for (const field of document.querySelectorAll("input.typed")) {

@@ -69,7 +69,7 @@ def test_ticked_runs_are_compared_and_the_address_keeps_what_is_shown(page):
     page.goto("/?q=sweep&columns=best.train/loss")
     for name in LOSSES:
         page.get_by_label(f"Compare {name}").check()
-    page.get_by_role("button", name="Compare selected").click()
+    page.get_by_role("button", name="Compare selected (3)").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Compare 3 runs")
     page.get_by_label("Metric").select_option("train/loss")
     expect(page.get_by_role("img", name="train/loss").locator("canvas")).to_have_count(1)
@@ -120,7 +120,7 @@ def test_three_steps_are_ticked_and_compared_with_their_metadata(page):
     page.goto("/ui/default/sweep-1")
     for step in (10, 20, 30):
         page.get_by_label(f"Compare step {step}").check()
-    page.get_by_role("button", name="Compare selected").click()
+    page.get_by_role("button", name="Compare selected (3)").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Compare 3 steps")
     metrics = page.get_by_role("region", name="Metrics")
     loss = metrics.get_by_role("row", name="train/loss").get_by_role("cell")
