@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import TemporaryDirectory
 
 from tests.devices import COMPILED, THREADS, xla_flags
 from tests.folders import DISK, in_memory, remove
@@ -244,8 +244,9 @@ def _eight_devices():
 def tmp_path(request, tmp_path):
     """A folder of the test's own."""
     if DISK in os.environ and request.node.nodeid.startswith(ON_DISK):
-        with TemporaryDirectory(prefix="cairn-disk-", dir=os.environ[DISK], ignore_cleanup_errors=True) as folder:
-            yield Path(folder)
+        folder = TemporaryDirectory("", "cairn-disk-", os.environ[DISK], ignore_cleanup_errors=True)
+        with folder as path:
+            yield Path(path)
     else:
         yield tmp_path
 

@@ -15,6 +15,7 @@ from benchmarks import (
     accelerator,
     control_plane,
     control_plane_looks,
+    control_plane_runs,
     many_hosts,
     many_hosts_plot,
     storage,
@@ -140,6 +141,9 @@ def test_control_plane_benchmark_has_every_row_with_its_figures(control_plane_ro
         for clients in CLIENTS
     }
     expected |= {(f"{row}, SQLite, in process", CLIENTS[0]) for row in control_plane.ROWS[:3]}
+    expected |= {
+        (f"{control_plane_runs.ROW}, {kind}", clients) for kind in kinds[:2] for clients in CLIENTS
+    }
     expected |= {(control_plane_looks.SLICE, clients) for clients in (1, CLIENTS[0])}
     assert {(row["row"], row["clients"]) for row in loads} == expected
     for row in loads:

@@ -35,7 +35,6 @@ def main() -> None:
         DecoderForCausalLM,
         EasyDeLState,
         Run,
-        annotate_step,
         make_optimizer,
     )
     from examples.demo.corpus import documents
@@ -68,7 +67,7 @@ def main() -> None:
 
     def train(rate: float) -> float:
         uri = f"{root}/{name_of(rate)}"
-        run = Run.create(uri, labels={"sweep": "learning-rate", "learning_rate": f"{rate:g}"})
+        Run.create(uri, labels={"sweep": "learning-rate", "learning_rate": f"{rate:g}"})
         tx, tx_init = make_optimizer("adamw", learning_rate=rate)
         model = DecoderForCausalLM(config, rngs=nnx.Rngs(0))
         state = EasyDeLState.create(model=model, tx=tx, tx_init=tx_init, init_opt_state=True)
@@ -84,14 +83,12 @@ def main() -> None:
                     uri,
                     step=step,
                     metrics=metrics,
+                    better={"loss": "min", "eval/loss": "min"},
                     labels={"phase": "warm-up" if step < 10 else "main"},
                     extras={"batch": BATCH, "length": LENGTH},
                     verbose=False,
                 )
         save.wait()
-        annotate_step(
-            run, run.step(STEPS), better={"loss": "min", "eval/loss": "min"}, by="trainer"
-        )
         return metrics["eval/loss"]
 
     print(json.dumps({name_of(rate): train(rate) for rate in RATES}), flush=True)

@@ -51,6 +51,7 @@ from cairn.storage.errors import InvalidURIError, PolicyError, SaveError, Storag
 from cairn.storage.runs.damage import OnDamage, doubtful_steps
 from cairn.storage.runs.history import RunListing
 from cairn.storage.runs.lease import LEASE_TTL_SECONDS
+from cairn.storage.runs.records.annotations import Better
 from cairn.storage.runs.records.layout import check_step, step_dir
 from cairn.storage.runs.records.manifest import ModelInfo
 from cairn.storage.runs.run import Run
@@ -228,6 +229,7 @@ class Checkpointer:
         model: ModelInfo | None = None,
         assets: Mapping[str, bytes] | None = None,
         metrics: Mapping[str, Any] | None = None,
+        better: Mapping[str, Better] | None = None,
         labels: Mapping[str, str] | None = None,
         overwrite: bool = False,
         compression: Compression | None = None,
@@ -251,6 +253,7 @@ class Checkpointer:
             model: description of the model.
             assets: small files that belong to the model, by name.
             metrics: numbers by name, for searches.
+            better: "min" or "max" by the name of a metric: whether lower or higher is better.
             labels: text by name, for searches.
             overwrite: allow a step that is not above the latest. The existing `step` and all later
                 ones stay listed until the new step is durable, which supersedes them.
@@ -269,7 +272,8 @@ class Checkpointer:
             UnsupportedLeafError: leaves, keys or states of iterators can't be stored; all are
                 listed.
             UnsupportedFormatError: an argument has a wrong type, `meta` or the model's config is
-                not JSON, a label is no text, a metric is no number, or `compression` is unknown.
+                not JSON, a label is no text, a metric is no number, a name in `better` has no
+                metric, or `compression` is unknown.
             InvalidURIError: the step, or an item's or iterator's name, can't be used.
             LeaseHeldError: another writer holds the run.
             FencedError: another writer has taken the run over.
@@ -288,6 +292,7 @@ class Checkpointer:
             model=model,
             assets=assets,
             metrics=metrics,
+            better=better,
             labels=labels,
             overwrite=overwrite,
             compression=compression,

@@ -20,6 +20,7 @@ from cairn.state.checkpointing.processes import agreement
 from cairn.state.checkpointing.restore import FittedItem, fit_item
 from cairn.state.checkpointing.restores.targets import Casts
 from cairn.state.checkpointing.skipped_steps import record_skipped
+from cairn.storage.arrays.orbax_tree import META_ITEM
 from cairn.storage.errors import InvalidURIError, LeafNotFoundError, PolicyError, TreeMismatchError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.damage import OnDamage, damaged_steps
@@ -68,7 +69,8 @@ def load(
             save. If another number of processes saved the step, only Grain's ElasticIterator can
             resume, and iterators with `set_states(states)` or `load_state_dicts(states)`, which
             receive the states of all saving processes, in order. None restores no positions, and
-            warns once if the step has some; {} restores none without a warning.
+            warns once if the target has all items and the step has positions; {} restores none
+            without a warning.
         damaged: what to do if the latest or best step, not one that you name, has a record of
             damage. "refuse" raises. "skip" loads the next step that is not damaged; this process's
             next save into the run then continues from the newest undamaged step, and supersedes
@@ -292,7 +294,8 @@ def _fitted(
             next_step="Correct only=, or leave it out to load everything.",
         )
     positions = find_positions(reader, iterators, where)
-    if only is None:
+    # Whoever loads a part, such as the model to evaluate it, does not go on with the data.
+    if only is None and opened.trees.keys() >= {*reader.names()} - {META_ITEM}:
         warn_of_left(reader, iterators, where=where)
     return _Fitted(named, opened, fitted, positions)
 

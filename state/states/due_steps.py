@@ -1,24 +1,29 @@
 """Decision which steps of a job to save, the same on all processes."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any, Final
 
 import jax
 import numpy as np
 
 from cairn.interop.errors import ArgumentError
-from cairn.state.checkpointing.processes import agreement
+from cairn.state.checkpointing.processes import agreement, exchange
 from cairn.state.checkpointing.save_policy import BestSoFar, DueReason, SaveFacts, SavePolicy
 from cairn.storage.errors import RunNotFoundError
-from cairn.storage.runs.retention import step_facts
+from cairn.storage.runs.retention import BestSteps, RetentionPolicy, check_names, step_facts
 from cairn.storage.runs.run import Run
 from cairn.storage.store.uri import StoreURI
 
 __all__ = ["DueSteps", "votes"]
 
+logger = logging.getLogger("cairn.save")
+
 _REASONS: Final = (None, *DueReason)
+_MISSPELT: Final = 0.8  # 1 is the same name
 
 
 class DueSteps:
@@ -40,6 +45,8 @@ class DueSteps:
     Raises:
         ArgumentError: `agree_every` is below 1.
         StorageError: `policy.best` is set, and the metrics of the run's steps can't be read.
+        PolicyError: the metric of `policy.best` is a misspelt one of the run's steps, or these
+            record another direction.
     """
 
     def __init__(
@@ -58,7 +65,10 @@ class DueSteps:
         self._clock = clock
         self._began = clock()
         self._many = jax.process_count() > 1
-        self._best = None if policy.best is None else BestSoFar(policy.best, _stored(uri, policy))
+        self._is_name_known = False
+        self._best = (
+            None if policy.best is None else BestSoFar(policy.best, _stored(uri, policy.best))
+        )
 
     def look(
         self, step: int, metrics: Mapping[str, float], *, preempted: bool, busy: bool
@@ -74,6 +84,7 @@ class DueSteps:
             preempted: whether this process was signalled to end.
             busy: whether this process has a save under way.
         """
+        self._warn_of_misspelt(step, metrics)
         facts = SaveFacts(
             step=step,
             previous=self.previous,
@@ -101,6 +112,21 @@ class DueSteps:
         if self._best is not None:
             self._best.add(metrics)
 
+    def _warn_of_misspelt(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Warn once if the metric of `policy.best` is probably a misspelt one of the step's."""
+        best = self._policy.best
+        if best is None or self._is_name_known or not metrics:
+            return
+        near = get_close_matches(best.metric, metrics, n=1, cutoff=_MISSPELT)
+        self._is_name_known = best.metric in metrics or bool(near)
+        if best.metric not in metrics and near and exchange.is_primary():
+            logger.warning(
+                "The policy saves the best by %r, which step %d does not have. Did you mean %r?",
+                best.metric,
+                step,
+                near[0],
+            )
+
     def _agrees_at(self, facts: SaveFacts) -> bool:
         policy = self._policy
         if not (policy.on_preemption or policy.every_minutes or policy.best):
@@ -109,15 +135,22 @@ class DueSteps:
         return facts.step // self._agree_every > before // self._agree_every
 
 
-def _stored(uri: StoreURI, policy: SavePolicy) -> list[float]:
-    """Return the values of the metric of `policy.best` at the run's undamaged steps."""
-    name = "" if policy.best is None else policy.best.metric
+def _stored(uri: StoreURI, best: BestSteps) -> list[float]:
+    """Return the values of the metric at the run's undamaged steps.
+
+    Raises:
+        PolicyError: the name is a misspelt one, or steps record another direction.
+    """
 
     def stored() -> list[float]:
         with suppress(RunNotFoundError):
-            facts = step_facts(Run.open(uri))
+            run = Run.open(uri)
+            facts = step_facts(run)
+            check_names(run, RetentionPolicy(keep_best=[best]), for_later=True, facts=facts)
             return [
-                fact.metrics[name] for fact in facts if name in fact.metrics and not fact.damaged
+                fact.metrics[best.metric]
+                for fact in facts
+                if best.metric in fact.metrics and not fact.damaged
             ]
         return []
 

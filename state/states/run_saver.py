@@ -45,6 +45,7 @@ from cairn.state.states.saved_trees import (
 )
 from cairn.state.states.state_save import check_loadable, check_options
 from cairn.storage.errors import PolicyError, StepExistsError, StorageError
+from cairn.storage.runs.records.annotations import Better
 from cairn.storage.runs.records.layout import check_step
 from cairn.storage.runs.retention import RetentionPolicy, check_names
 from cairn.storage.runs.run import Run
@@ -60,7 +61,7 @@ logger = logging.getLogger("cairn.save")
 _KEPT: Final = (SaveState.SAVING, SaveState.DURABLE)
 _LONGEST_GRACE_SECONDS: Final = 100 * 365 * 24 * 3600.0
 _OWN_OPTIONS: Final = frozenset(
-    {"step", "wait", "metrics", "labels", "extras", "iterators", "enable"}
+    {"step", "wait", "metrics", "better", "labels", "extras", "iterators", "enable"}
 )
 
 
@@ -86,8 +87,11 @@ class RunSaver:
     """Saves steps of one run from a training loop.
 
         with RunSaver("gs://bucket/run", SavePolicy(every_steps=1000)) as saver:
-            for batch in batches:
-                state, loss = train_step(state, batch)
+            last = saver.latest_step() or 0
+            if last:  # the job was preempted before: resume
+                state = TrainState.load_state("gs://bucket/run", state)
+            for step in range(last + 1, 10_001):
+                state, loss = train_step(state, next(batches))
                 saver.step(state)
                 if saver.should_stop:
                     break
@@ -104,7 +108,9 @@ class RunSaver:
     with the values of process 0.
 
     The constructor acquires the run's lease: a second job is refused before it trains, not at its
-    first save, and no save has to wait for the lease.
+    first save, and no save has to wait for the lease. Without CAIRN_WRITER_ID, jobs of one user on
+    one host are one writer, which a restart needs: there a second job takes the run over, and the
+    first is fenced.
 
     Args:
         run_uri: the run's folder, created if there is none.
@@ -186,6 +192,17 @@ class RunSaver:
         # An error may be on this process only: others would wait forever for its part in a save.
         self._close(saving=failure[0] is None or not self._many)
 
+    def latest_step(self) -> int | None:
+        """Return the run's latest durable step, from which to resume; None if there is none.
+
+        All processes must call this.
+
+        Raises:
+            CorruptionError, UnsupportedFormatError: the run's records are unreadable.
+            StoreUnavailableError: the store does not respond.
+        """
+        return Checkpointer.for_run(self.uri).latest_step()
+
     @property
     def last(self) -> SaveHandle | None:
         """Handle of the last save that was due or requested, also if refused; None before any."""
@@ -222,6 +239,7 @@ class RunSaver:
         *,
         step: SupportsIndex | None = None,
         metrics: Mapping[str, Any] | None = None,
+        better: Mapping[str, Better] | None = None,
         labels: Mapping[str, str] | None = None,
         extras: Mapping[str, Any] | None = None,
         iterators: Mapping[str, Any] | None = None,
@@ -237,6 +255,8 @@ class RunSaver:
             step: the step's number. If None, the first call reads it from the state, and each later
                 one adds 1. Trees have no number: with them the first call must have one.
             metrics: numbers of this step, by name.
+            better: "min" or "max" by the name of a metric: whether lower or higher is better. The
+                metric of the policy's `best` has its mode, unless it is named here.
             labels: texts to store with the step, by name.
             extras: JSON to store with the step; with trees, it is the step's `meta`.
             iterators: iterators of training data, by name, whose positions to store with the step;
@@ -276,7 +296,7 @@ class RunSaver:
             number = check_step(step)
         else:
             number = int(state.step) if before is None or self._lost_count else before + 1
-        options, refusal = self._options_of(metrics, labels, extras, iterators)
+        options, refusal = self._options_of(metrics, better, labels, extras, iterators)
         self._lost_count = refusal is not None and not self._many
         if refusal is not None and self._lost_count:
             raise refusal
@@ -309,6 +329,7 @@ class RunSaver:
         *,
         step: SupportsIndex | None = None,
         metrics: Mapping[str, Any] | None = None,
+        better: Mapping[str, Better] | None = None,
         labels: Mapping[str, str] | None = None,
         extras: Mapping[str, Any] | None = None,
         iterators: Mapping[str, Any] | None = None,
@@ -324,6 +345,7 @@ class RunSaver:
             state: the state, or trees by name, as for `step`.
             step: the step's number; None for the state's. Trees have none.
             metrics: numbers to store with the step, by name.
+            better: "min" or "max" by the name of a metric, as for `step`.
             labels: texts to store with the step, by name.
             extras: JSON to store with the step.
             iterators: iterators of training data, by name, whose positions to store with the step.
@@ -346,7 +368,7 @@ class RunSaver:
         _check_deadline(deadline)
         state = state if hasattr(state, "save_state") else SavedTrees(state)
         number = int(state.step) if step is None else check_step(step)
-        options, refusal = self._options_of(metrics, labels, extras, iterators)
+        options, refusal = self._options_of(metrics, better, labels, extras, iterators)
         if refusal is not None and not self._many:
             raise refusal
         if self._begun is not None and self._has_saved(number):
@@ -379,6 +401,7 @@ class RunSaver:
     def _options_of(
         self,
         metrics: Mapping[str, Any] | None,
+        better: Mapping[str, Better] | None,
         labels: Mapping[str, str] | None,
         extras: Mapping[str, Any] | None,
         iterators: Mapping[str, Any] | None,
@@ -393,6 +416,9 @@ class RunSaver:
             "labels": _copied(labels),
             "extras": _copied(extras),
         }
+        directions = self._directions(metrics, better)
+        if directions:
+            options["better"] = directions
         if iterators is None:
             return options, None
         if self._preemption is None:
@@ -401,6 +427,16 @@ class RunSaver:
             return {**options, "iterators": capture_states(iterators)}, None
         except StorageError as exc:
             return {**options, "iterators": iterators}, exc
+
+    def _directions(
+        self, metrics: Mapping[str, Any] | None, better: Mapping[str, Better] | None
+    ) -> dict[str, Better]:
+        """Return which values are better, that of the policy's metric included."""
+        directions = dict(better or {})
+        best = self.policy.best
+        if best is not None and best.metric in (metrics or {}):
+            directions.setdefault(best.metric, best.mode)
+        return directions
 
     def _is_told_to_end(self) -> bool:
         return self._preemption is not None and self._preemption.announced

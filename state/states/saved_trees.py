@@ -11,6 +11,7 @@ from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.modules import any_module, as_items, nnx_kinds, open_modules
 from cairn.state.checkpointing.saves.save_handle import SaveHandle
 from cairn.storage.arrays.data_files import Compression
+from cairn.storage.runs.records.annotations import Better
 from cairn.storage.runs.records.manifest import ModelInfo
 
 __all__ = [
@@ -68,6 +69,7 @@ class SavedTrees:
         metrics: Mapping[str, Any] | None,
         labels: Mapping[str, str] | None,
         extras: Mapping[str, Any] | None,
+        better: Mapping[str, Better] | None = None,
         iterators: Mapping[str, Any] | None = None,
         model: ModelInfo | None = None,
         assets: Mapping[str, bytes] | None = None,
@@ -86,6 +88,7 @@ class SavedTrees:
             self.items,
             meta=extras or {},
             metrics=metrics,
+            better=better,
             labels=labels,
             iterators=iterators,
             model=model,

@@ -20,6 +20,7 @@ from cairn.state.states.state_load import (
 )
 from cairn.state.states.state_save import StateSaveOptions, save_easydel_state
 from cairn.storage.arrays.data_files import Compression
+from cairn.storage.runs.records.annotations import Better
 
 __all__ = ["StateStorageMixin"]
 
@@ -40,6 +41,7 @@ class StateStorageMixin:
         wait: bool = False,
         overwrite: bool = False,
         metrics: Mapping[str, float] | None = None,
+        better: Mapping[str, Better] | None = None,
         labels: Mapping[str, str] | None = None,
         extras: Mapping[str, Any] | None = None,
         iterators: Mapping[str, Any] | None = None,
@@ -67,6 +69,8 @@ class StateStorageMixin:
             overwrite: allow a step that is not above the latest: replace it, and supersede later
                 ones.
             metrics: numbers to store with the checkpoint, by name.
+            better: "min" or "max" by the name of a metric: whether lower or higher is better. Lists
+                of runs then show its best value, and "best:METRIC" finds the step.
             labels: texts to store with the checkpoint, by name.
             extras: JSON to store with the checkpoint; a loaded state has it as `state.extras`.
             iterators: iterators of training data, by name, whose positions to store for
@@ -96,8 +100,8 @@ class StateStorageMixin:
             UnsupportedLeafError: if the state of an iterator can't be stored.
             ArgumentError: if `extras` is not JSON, if a flag is no bool, if `merge_lora` is given
                 and there are no adapters or they can't be merged, or if arguments other than
-                `metrics` differ between processes; raised on every process. Of `metrics`, those of
-                process 0 are stored.
+                `metrics` and `better` differ between processes; raised on every process. Of these
+                two, those of process 0 are stored.
             SaveError: if the previous save failed, or is still under way at the deadline.
             StoreUnavailableError: if the store does not respond in time; nothing is saved.
             TimeoutError: with `wait`, if the step is not durable at the deadline; the save goes on.
@@ -112,6 +116,7 @@ class StateStorageMixin:
             wait=wait,
             overwrite=overwrite,
             metrics=metrics,
+            better=better,
             labels=labels,
             extras=extras,
             iterators=iterators,

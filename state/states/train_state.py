@@ -26,6 +26,7 @@ from cairn.state.states.train_state_storage import load_train_state, save_train_
 from cairn.storage.arrays.data_files import Compression
 from cairn.storage.notebooks import never_raises
 from cairn.storage.runs.damage import OnDamage
+from cairn.storage.runs.records.annotations import Better
 
 __all__ = ["TrainState"]
 
@@ -185,6 +186,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         save_optimizer: bool = True,
         enable: bool | None = None,
         metrics: Mapping[str, float] | None = None,
+        better: Mapping[str, Better] | None = None,
         labels: Mapping[str, str] | None = None,
         extras: Mapping[str, Any] | None = None,
         iterators: Mapping[str, Any] | None = None,
@@ -203,6 +205,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
             save_optimizer=save_optimizer,
             enable=enable,
             metrics=metrics,
+            better=better,
             labels=labels,
             extras=extras,
             iterators=iterators,

@@ -475,7 +475,7 @@ def _unmet(facts: Collection[StepFacts], policy: RetentionPolicy) -> list[_Unmet
 def _refuse(run: Run, unmet: Collection[_Unmet | _Contradicted]) -> None:
     if unmet:
         raise PolicyError(
-            "the retention policy does not fit the steps of the run",
+            "the policy does not fit the steps of the run",
             path=run.uri,
             expected="metrics and labels of the run's steps, as they have them",
             found=f"{len(unmet)} that none has so, and nothing is deleted",
@@ -617,7 +617,13 @@ def _judged(
     return facts, [(infos[decision.step, decision.attempt], decision) for decision in decisions]
 
 
-def check_names(run: Run, policy: RetentionPolicy, *, for_later: bool = False) -> None:
+def check_names(
+    run: Run,
+    policy: RetentionPolicy,
+    *,
+    for_later: bool = False,
+    facts: Collection[StepFacts] | None = None,
+) -> None:
     """Raise PolicyError if a policy has metrics or labels that no step has; delete nothing.
 
     Args:
@@ -625,15 +631,18 @@ def check_names(run: Run, policy: RetentionPolicy, *, for_later: bool = False) -
         policy: the steps to keep.
         for_later: whether the policy is for future steps, which may have new names; then only
             misspelt names are refused.
+        facts: facts about the run's steps; None reads them.
 
     Raises:
-        PolicyError: the policy has such names; all are listed.
+        PolicyError: the policy has such names, or another direction for a metric than the steps
+            record; all are listed.
         UnsupportedFormatError, CorruptionError: the facts about steps can't be read.
     """
     if not policy.has_names:
         return
     with contextlib.suppress(RunNotFoundError):
-        unmet = _unmet(step_facts(Run.open(run.uri)), policy)
+        facts = step_facts(Run.open(run.uri)) if facts is None else facts
+        unmet = _unmet(facts, policy)
         _refuse(run, [entry for entry in unmet if entry.is_wrong_for_good or not for_later])
 
 

@@ -391,7 +391,8 @@ class Writer:
             path=self._run.uri,
             expected=f"a step above {self._latest}, the latest",
             found=f"step {step}",
-            next_step="Save a later step, or pass overwrite=True to go back to before it.",
+            next_step="To resume, load the latest step before the loop. To save it anew, pass "
+            "overwrite=True: later steps are superseded.",
         )
 
     def _fence(self) -> None:

@@ -184,7 +184,7 @@ def prepare(
     as_json = canonical_json(dict(options.meta), path=META_ITEM)
     check_writable(f"{META_ITEM}/{JSON_FILES[0]}", len(as_json))
     copied: dict[str, Any] = json.loads(as_json)
-    annotation = Annotation.of(options.labels, options.metrics)
+    annotation = Annotation.of(options.labels, options.metrics, options.better)
     if model is not None:  # the caller may change the dict during the save
         config = json.loads(canonical_json(model.config, path="model.config"))
         model = model.model_copy(update={"config": config})

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cairn.storage.arrays.data_files import Compression
+from cairn.storage.runs.records.annotations import Better
 from cairn.storage.runs.records.manifest import ModelInfo
 
 __all__ = ["SaveOptions"]
@@ -19,6 +20,7 @@ class SaveOptions:
     model: ModelInfo | None = None
     assets: Mapping[str, bytes] | None = None
     metrics: Mapping[str, Any] | None = None
+    better: Mapping[str, Better] | None = None
     labels: Mapping[str, str] | None = None
     overwrite: bool = False
     compression: Compression | None = None

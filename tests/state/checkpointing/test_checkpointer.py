@@ -237,12 +237,16 @@ def test_what_is_given_may_change_as_soon_as_save_returns(checkpointer, run_uri,
 
 def test_labels_and_metrics_are_kept_even_if_the_loss_is_not_a_number(checkpointer, run_uri):
     metrics = {"loss": jnp.float32(np.nan), "accuracy": np.float32(0.5)}
-    save(checkpointer, 1, metrics=metrics, labels={"phase": "warm"}).wait()
+    better = {"accuracy": "max"}
+    save(checkpointer, 1, metrics=metrics, better=better, labels={"phase": "warm"}).wait()
     found = Run.open(run_uri).objects.read("annotations/1.1.json")
     annotation = Annotation.parse(found.value, "annotation")
     assert annotation.labels == {"phase": "warm"}
     assert annotation.metrics["accuracy"] == 0.5
     assert np.isnan(annotation.metrics["loss"])
+    assert annotation.better == better
+    with pytest.raises(UnsupportedFormatError, match="expected a metric of that name"):
+        save(checkpointer, 2, better={"loss": "min"})
 
 
 def test_a_step_that_exists_is_refused_before_anything_is_written(checkpointer, run_uri):

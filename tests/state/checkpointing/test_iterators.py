@@ -296,8 +296,11 @@ def test_positions_that_are_left_out_are_warned_of_once(at_two, caplog):
 
 def test_of_several_positions_those_left_out_are_warned_of(tmp_path, caplog):
     with Checkpointer(tmp_path / "run") as checkpointer:
-        checkpointer.save(1, tree(), iterators={"train": Numbers(1), "test": Numbers(2)})
-        checkpointer.restore(tree(), iterators={"train": (found := Numbers())})
+        items = {**tree(), "optimizer": {"mu": jnp.zeros(2)}}
+        checkpointer.save(1, items, iterators={"train": Numbers(1), "test": Numbers(2)})
+        checkpointer.restore(tree())  # to evaluate it
+        assert caplog.text == ""
+        checkpointer.restore(items, iterators={"train": (found := Numbers())})
     assert found.at == 1
     assert "has the position of test, which" in caplog.text
 

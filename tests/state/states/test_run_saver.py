@@ -202,7 +202,23 @@ def test_the_best_steps_are_saved_also_across_a_restart(uri):
             saver.step(at(step), step=step, metrics={"loss": loss})
     assert listed(uri) == [1, 2, 5, 8]
     stored = Run.open(uri).objects.read(annotation_file(8, 2))
-    assert Annotation.parse(stored.value, uri).metrics == {"loss": 0.45}
+    annotation = Annotation.parse(stored.value, uri)
+    assert annotation.metrics == {"loss": 0.45}
+    assert annotation.better == {"loss": "min"}  # as the policy says
+
+
+def test_a_metric_of_the_policy_that_is_misspelt_or_contradicted_is_named(uri, caplog):
+    policy = SavePolicy(best=BestSteps(metric="vall_loss"))
+    with RunSaver(uri, policy) as saver:
+        for step in (1, 2):
+            saver.step(at(step), step=step, metrics={"val_loss": 0.5})
+        assert saver.save(at(3), step=3, metrics={"val_loss": 0.5}, better={"val_loss": "min"})
+    (warning,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert "the best by 'vall_loss', which step 1 does not have. Did you mean" in warning.message
+    with pytest.raises(PolicyError, match="the nearest known is 'val_loss'"):
+        RunSaver(uri, policy)
+    with pytest.raises(PolicyError, match="say that 'min' is better, and the policy has 'max'"):
+        RunSaver(uri, SavePolicy(best=BestSteps(metric="val_loss", mode="max")))
 
 
 def test_a_due_step_waits_for_the_save_under_way(uri, stuck):

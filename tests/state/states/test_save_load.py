@@ -33,6 +33,7 @@ from cairn import (
     TreeMismatchError,
     UnknownModelError,
     UnsupportedFormatError,
+    best_step,
     create_run,
     make_mesh,
     make_optimizer,
@@ -250,6 +251,15 @@ def test_compression_is_asked_for_and_every_state_has_it(sgd_state, tmp_path):
     loaded = EasyDeLState.load_state(tmp_path / "easydel", verbose=False)
     assert_bit_equal(loaded.graphstate, sgd_state.graphstate)
     assert_bit_equal(TrainState.load_state(tmp_path / "plain", plain).params, plain.params)
+
+
+def test_a_save_says_which_values_of_a_metric_are_better(sgd_state, tmp_path):
+    plain = TrainState.create(params={"w": jnp.zeros(2)}, tx=optax.sgd(1e-2))
+    for name, state in (("easydel", sgd_state), ("plain", plain)):
+        for step, score in enumerate((0.5, 0.9, 0.7), start=1):
+            options = {"metrics": {"score": score}, "better": {"score": "max"}}
+            state.save_state(tmp_path / name, step=step, verbose=False, wait=True, **options)
+        assert best_step(Run.open(tmp_path / name), "score", None).step == 2
 
 
 @pytest.mark.parametrize("flag", ["enable", "overwrite", "wait", "save_optimizer"])
