@@ -191,11 +191,15 @@ def stored_config(manifest: Manifest) -> EDPretrainedConfig:
         ConfigError: the model's type is unknown.
     """
     if manifest.model is None or MODEL_ITEM not in manifest.items:
+        has_item = MODEL_ITEM in manifest.items
         raise ConversionError(
             path=f"step {manifest.step}",
-            expected="a manifest that describes a model, and an item 'model'",
-            found=f"the items {', '.join(manifest.items)}",
-            next_step="save with EasyDeLState.save_state, which stores the model's config"
+            expected="a model config" if has_item else "an item 'model' with its config",
+            found="an item 'model' that was saved without one"
+            if has_item
+            else f"the items {', '.join(manifest.items)}",
+            next_step="save a model that has a `config` with EasyDeLState.save_state, or write the "
+            "tensors to one file with `cairn gather`"
             if manifest.plain is None
             else "adopt the folder into another run, with a config and a map of its leaves",
         )

@@ -121,7 +121,13 @@ def test_tied_embeddings_are_written_once(tmp_path):
 
 def test_a_step_without_a_model_is_refused(stored):
     manifest, reader = opened(stored[1])
-    with pytest.raises(ConversionError, match="describes a model"):
+    with pytest.raises(ConversionError, match="an item 'model' with its config; found the items a"):
+        export_sources(manifest.model_copy(update={"items": ("a",), "model": None}), reader)
+
+
+def test_a_model_without_a_config_is_told_so(stored):
+    manifest, reader = opened(stored[1])
+    with pytest.raises(ConversionError, match=r"a model config; .*saved without one"):
         export_sources(manifest.model_copy(update={"model": None}), reader)
 
 
