@@ -217,8 +217,13 @@ def _alias_moved_error() -> Iterator[None]:
         yield
     except PreconditionFailedError as exc:
         current = exc.current if isinstance(exc.current, StoredAlias) else None
-        value = None if current is None else _body(current).model_dump(mode="json")
-        raise AliasMovedError(str(exc), extra={"current": value}) from exc
+        if current is None or current.deleted:
+            value, header = None, "create it, send `If-None-Match: *`"
+        else:
+            value = _body(current).model_dump(mode="json")
+            header = f'change it all the same, send `If-Match: "{current.sequence}"`'
+        detail = f"{str(exc).removesuffix(exc.next_step)}Nothing was changed. To {header}."
+        raise AliasMovedError(detail, extra={"current": value}) from exc
 
 
 def _position(alias: StoredAlias) -> dict[str, Any]:

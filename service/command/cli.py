@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, cast
 import typer
 
 from cairn.installation import installed_version, missing_extra
+from cairn.service.client.addresses import BEST
 from cairn.service.client.client import Client
 from cairn.service.command import adopt as adoption_commands
 from cairn.service.command import aliases as alias_commands
@@ -82,6 +83,7 @@ from cairn.service.command.options import (
     WatchOption,
     console,
     errors,
+    place_of_databases,
 )
 from cairn.service.command.options import report as _report
 from cairn.service.command.output.documents import JsonOption, print_document, print_line
@@ -95,6 +97,7 @@ from cairn.service.command.roots import roots_app
 from cairn.service.command.trainer_config import read_trainer_config
 from cairn.service.command.webhooks import webhooks_app
 from cairn.service.command.workers import workers_app
+from cairn.service.errors import ProblemResponseError
 from cairn.service.schemas import (
     AVAILABLE,
     CheckpointList,
@@ -168,10 +171,27 @@ def _known_state(state: str | None) -> str | None:
     return state
 
 
-def _step_number(text: str) -> int:
+def _step_number(text: str, run: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise typer.BadParameter(f"expected an integer, found {text!r}", param_hint="'STEP'")
+        other = f"{run}@best:METRIC" if text == BEST.rstrip(":") else f"{run}@{text}"
+        raise typer.BadParameter(
+            f"expected the number of a step, found {text!r}. For a step by another name write "
+            f"{other}, and no STEP",
+            param_hint="'STEP'",
+        )
     return int(text)
+
+
+def _alias_exists(
+    place: StepPlace, alias: str, error: ProblemResponseError
+) -> ProblemResponseError:
+    """Return the refusal of `--create` in the command's own terms."""
+    current = error.problem["current"]
+    detail = (
+        f"{place.run}@{alias} exists: it is step {current['step']} (sequence "
+        f"{current['sequence']}). Leave out --create to move it."
+    )
+    return ProblemResponseError({**error.problem, "detail": detail}, error.status)
 
 
 def _print_version(is_requested: bool) -> None:
@@ -250,10 +270,12 @@ def serve(
 
     def announce(url: str) -> None:
         if json:
-            print_line({"url": url, "roots": {k: str(v) for k, v in settings.root_uris.items()}})
+            roots = {name: str(uri) for name, uri in settings.root_uris.items()}
+            print_line({"url": url, "roots": roots, "databases": place_of_databases(settings)})
             return
         for name, uri in settings.root_uris.items():
             print(f"cairn: root {name} is {uri}")
+        print(f"cairn: databases are in {place_of_databases(settings)}")
         print(f"cairn: {url}", flush=True)
 
     serve_until_signalled(settings, announce)
@@ -332,8 +354,10 @@ def runs(
 
     A FILTER joins conditions with AND, OR, NOT: labels.team = "nlp" AND latest_step > 1000. Fields:
     root, name, created, bytes, latest_step, checkpoint_count, labels.NAME, config.NAME,
-    metrics.NAME (the last value), best.NAME, aliases:NAME. The best run of all:
-    cairn runs --sort best.loss --columns best.loss --limit 1
+    metrics.NAME (the last value), best.NAME, aliases:NAME.
+
+    The best run of all, if a step of each run says which values are better (cairn annotate RUN
+    --better loss=min): cairn runs --sort best.loss --columns best.loss --limit 1
     """
     with Client(url) as client:
         found = client.runs(
@@ -396,18 +420,19 @@ def checkpoints(
 def promote(
     checkpoint: CheckpointArgument,
     step_or_alias: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="STEP",
-            help="A listed step, after a RUN alone.",
+            help="A listed step, after a RUN alone; left out after another CHECKPOINT.",
+            show_default=False,
             autocompletion=completion.steps_and_aliases,
         ),
-    ],
+    ] = None,
     last: Annotated[
         str | None,
         typer.Argument(
             metavar="ALIAS",
-            help="Such as production.",
+            help="Needed always. Such as production.",
             show_default=False,
             autocompletion=completion.aliases,
         ),
@@ -436,8 +461,10 @@ def promote(
     """
     if create and expect is not None:
         raise typer.BadParameter("--create and --expect exclude each other")
+    if step_or_alias is None:
+        raise typer.BadParameter("expected an ALIAS, such as production", param_hint="'ALIAS'")
     alias = step_or_alias if last is None else last
-    step = None if last is None else _step_number(step_or_alias)
+    step = None if last is None else _step_number(step_or_alias, checkpoint)
     if step is not None:
         check_run(checkpoint)
     elif alias.isdigit():
@@ -454,15 +481,20 @@ def promote(
                 for alias_now in client.aliases(place.run, root=place.root, refresh=True)
             }
             expect = present[alias].sequence if alias in present else None
-        moved = client.promote(
-            place.run,
-            place.step,
-            alias,
-            expect=expect,
-            reason=reason,
-            attempt=attempt,
-            root=place.root,
-        )
+        try:
+            moved = client.promote(
+                place.run,
+                place.step,
+                alias,
+                expect=expect,
+                reason=reason,
+                attempt=attempt,
+                root=place.root,
+            )
+        except ProblemResponseError as error:
+            if not (create and error.problem.get("current")):
+                raise
+            raise _alias_exists(place, alias, error) from error
     if json:
         print_document(moved)
         return

@@ -212,10 +212,15 @@ def name_place(settings: "Settings", store: str | None = None) -> None:
         store: Store of the data folder, if it is another than that of the settings.
     """
     stores = store or ", ".join(map(str, settings.root_uris.values()))
+    place = place_of_databases(settings)
+    errors.print(f"Of the store {stores}, in {place}", soft_wrap=True, markup=False)
+
+
+def place_of_databases(settings: "Settings") -> str:
+    """Return the folder of the databases, or their URLs if they are elsewhere."""
     databases = dict.fromkeys((settings.database_url, settings.jobs_database_url))
     own = all(url.startswith(f"sqlite:///{settings.data_dir.absolute()}/") for url in databases)
-    place = settings.data_dir if own else ", ".join(map(_shown, databases))
-    errors.print(f"Of the store {stores}, in {place}", soft_wrap=True, markup=False)
+    return str(settings.data_dir) if own else ", ".join(map(_shown, databases))
 
 
 def report(client: Client, operation: Operation, watch: bool, json: bool) -> None:

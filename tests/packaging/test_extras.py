@@ -89,9 +89,8 @@ def test_the_control_plane_serves_without_the_packages_of_training(tmp_path):
     environment = variables(CAIRN_DATA_DIR=str(tmp_path / "data"))
     server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     try:
-        announced = server.stdout.readline(), server.stdout.readline()
-        assert announced[1].startswith("cairn: http://"), announced
-        with Client(announced[1].split()[1]) as client:
+        url = next(line.split()[1] for line in server.stdout if line.startswith("cairn: http"))
+        with Client(url) as client:
             assert client.ready()
             assert [run.name for run in client.runs()] == ["llama"]
     finally:

@@ -52,8 +52,7 @@ port = sys.argv[1]
 command = [sys.executable, "-m", "cairn", "serve", "--root", "runs", "--port", port]
 with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
     try:
-        announced = server.stdout.readline(), server.stdout.readline()
-        assert announced[1].startswith("cairn: http://"), announced
+        assert any(line.startswith("cairn: http://") for line in server.stdout)
         with Client(f"http://127.0.0.1:{port}") as client:
             print(*[(run.name, run.latest_step) for run in client.runs()])
     finally:

@@ -320,7 +320,12 @@ class AliasWriter(Aliases):
             if current is None
             else f"sequence {current.sequence}, step {current.step}, moved there by "
             f"{current.by or 'somebody'} at {current.at}",
-            next_step="Nothing, if that is what you want; else read it again and decide anew.",
+            next_step="Nothing was changed. "
+            + (
+                "To create the alias, expect none."
+                if current is None
+                else f"To change it all the same, expect sequence {current.sequence}."
+            ),
             current=current,
         )
 

@@ -131,8 +131,11 @@ def test_alias_is_created_moved_and_refused_when_stale(url):
 
     assert promote("1", "--create").stdout == "tiny@production is step 1 (sequence 1)\n"
     found = "found sequence 1, step 1"
-    refused(promote("2", "--create"), f"expected no alias, {found}", status=4)
-    refused(promote("2", "--expect", "7"), f"expected sequence 7, {found}", status=4)
+    exists = "tiny@production exists: it is step 1 (sequence 1). Leave out --create to move it."
+    refused(promote("2", "--create"), exists, status=4)
+    refused(
+        promote("2", "--expect", "7"), f"expected sequence 7, {found}", 'If-Match: "1"', status=4
+    )
     moved = promote("2", "--expect", "1", "--reason", "[better] loss")
     assert moved.stdout == "tiny@production is step 2 (sequence 2)\n"
     assert promote("1").stdout == "tiny@production is step 1 (sequence 3)\n"
@@ -154,7 +157,9 @@ def test_alias_is_created_moved_and_refused_when_stale(url):
         ),
         (["promote", "tiny!", "1", "best"], 2, ["invalid run name", "'tiny!'"]),
         (["promote", "tiny", "1", "latest"], 2, ["'latest'"]),
-        (["promote", "tiny", "one", "best"], 2, ["'STEP'", "integer", "`cairn promote --help`"]),
+        (["promote", "tiny", "a", "b"], 2, ["'STEP'", "write tiny@a,", "`cairn promote --help`"]),
+        (["promote", "tiny", "best", "production"], 2, ["write tiny@best:METRIC,"]),
+        (["promote", "tiny@best:loss"], 2, ["'ALIAS'", "such as production"]),
         (["checkpoints", "nope"], 3, ['There is no run "nope" in root "default".', "cairn runs"]),
         (["checkpoints", "my run"], 2, ["invalid run name", "'my run'"]),
         (["checkpoints", "tiny", "--state="], 2, ["expected one of listed, ", "found ''"]),

@@ -170,7 +170,7 @@ def test_a_server_announces_itself_in_json(root, tmp_path):
             told = json.loads(process.stdout.readline())
         finally:
             process.kill()
-    assert told["roots"] == {"default": f"file://{root}"}
+    assert (told["roots"], told["databases"]) == ({"default": f"file://{root}"}, str(tmp_path))
     assert told["url"].startswith("http://127.0.0.1:")
 
 

@@ -40,6 +40,7 @@ def serving(
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == f"cairn: root default is file://{root}\n"
+            assert process.stdout.readline() == f"cairn: databases are in {data}\n"
             yield process.stdout.readline().removeprefix("cairn: ").strip(), process
         finally:
             process.kill()

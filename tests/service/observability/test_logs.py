@@ -255,8 +255,7 @@ def test_all_lines_of_a_server_go_one_way(root, tmp_path):
         text=True,
     )
     try:
-        process.stdout.readline()
-        url = process.stdout.readline().removeprefix("cairn: ").strip()
+        url = next(line.split()[1] for line in process.stdout if line.startswith("cairn: http"))
         with httpx.Client(base_url=url) as http:
             step = "/v1/roots/default/runs/run/checkpoints/1:convert"
             watch(http, http.post(step, json={}).json()["id"])
