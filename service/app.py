@@ -146,7 +146,8 @@ def _framed(**options: Any) -> FastAPI:
         routes=_routes(),
         title="Cairn",
         summary="Checkpoints of JAX training jobs: find, promote, restore, convert.",
-        description="Unknown query parameters under `/v1` are rejected (422).",
+        description="Every error is a problem (RFC 9457): `application/problem+json`, whose `type` "
+        "names its kind. Unknown query parameters under `/v1` are rejected (422).",
         version=installed_version(),
         docs_url=None,  # FastAPI's page runs scripts of a CDN on our origin
         redoc_url=None,

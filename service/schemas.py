@@ -6,7 +6,7 @@ from collections.abc import Collection
 from datetime import datetime
 from enum import StrEnum
 from math import isfinite
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar, cast
 
 from pydantic import (
     BaseModel,
@@ -217,6 +217,21 @@ Dtype = Literal["float32", "float16", "bfloat16", "float64"]
 ExportDtype = Literal["float32", "float16", "bfloat16", "float64", "q8_0"]
 
 
+_DIGEST: Final = "sha256:20ff49e08b9d6af3fee805ec834efb452c80e0547ec965e276668f30103cbdd8"
+_ARTIFACT: Final = "default~llama-sft~1000~1~convert-a82932109485877e"
+
+
+def _example(**members: Any) -> ConfigDict:
+    """Return a model's config with an example of its JSON, for the OpenAPI document."""
+    return ConfigDict(json_schema_extra={"examples": [members]})
+
+
+def example_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the example of a model's JSON."""
+    (example,) = cast(dict[str, Any], model.model_config["json_schema_extra"])["examples"]
+    return cast(dict[str, Any], example)
+
+
 class Response(BaseModel):
     """Base of response bodies: a client ignores fields that a newer server adds."""
 
@@ -245,7 +260,18 @@ class Problem(Response):
     (aliases-stranded), `operations` (root-in-use), `root` and `run` (already-adopted).
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True) | _example(
+        type="urn:cairn:problem:step-not-found",
+        title="No such step",
+        status=404,
+        detail='There is no step 7 in run "llama-sft" (steps 900, 1000). Choose a listed step.',
+        instance="/v1/roots/default/runs/llama-sft/checkpoints/7",
+        message='There is no step 7 in run "llama-sft" (steps 900, 1000).',
+        path="gs://example-bucket/runs/llama-sft",
+        expected="step 7",
+        found="steps 900, 1000",
+        next_step="Choose a listed step.",
+    )
 
     type: str = Field(description="Stable name of the kind of problem: urn:cairn:problem:<kind>.")
     title: str
@@ -284,12 +310,24 @@ class Page(Response):
 class Health(Response):
     """Answer of a live server. It says nothing about stores and the catalog; see `Readiness`."""
 
+    model_config = _example(status="ok", version="0.1.0")
+
     status: Literal["ok"] = "ok"
     version: str
 
 
 class Readiness(Response):
     """Readiness of the server: catalog, job engine and every root are usable."""
+
+    model_config = _example(
+        status="ready",
+        checks={
+            "catalog": "ok",
+            "jobs": "ok",
+            "root default": "ok",
+            "index default": "looked at 0.8 s ago",
+        },
+    )
 
     status: Literal["ready"] = "ready"
     checks: dict[str, str] = Field(
@@ -300,6 +338,10 @@ class Readiness(Response):
 
 class Root(Response):
     """Store root."""
+
+    model_config = _example(
+        name="default", uri="gs://example-bucket/runs", source="settings", adopt_from=[]
+    )
 
     name: str
     uri: str
@@ -316,6 +358,8 @@ class Root(Response):
 
 class RootList(Response):
     """All roots of this server."""
+
+    model_config = _example(roots=[example_of(Root)])
 
     roots: list[Root]
 
@@ -373,6 +417,21 @@ class RunColumn(Response):
 class Run(Response):
     """Training run."""
 
+    model_config = _example(
+        root="default",
+        name="llama-sft",
+        uri="gs://example-bucket/runs/llama-sft",
+        created="2026-03-02T09:30:00Z",
+        labels={"team": "nlp"},
+        lineage=None,
+        latest_step=1000,
+        checkpoint_count=2,
+        damaged_count=0,
+        bytes=895036,
+        problems=[],
+        lost_records=[],
+    )
+
     root: str
     name: str
     uri: str
@@ -426,6 +485,26 @@ class RunUsage(Response):
     what `du` finds of the files' sizes.
     """
 
+    model_config = _example(
+        root="default",
+        run="llama-sft",
+        bytes=912679,
+        files=41,
+        uses={"steps": 907960, "exports": 0, "records": 4719, "other": 0},
+        garbage=0,
+        steps=[
+            {
+                "step": 1000,
+                "attempt": 1,
+                "state": "listed",
+                "created": "2026-03-02T10:15:00Z",
+                "bytes": 907960,
+                "added": 907960,
+                "own": 907960,
+            }
+        ],
+    )
+
     root: str
     run: str
     bytes: int = Field(description="Of all files.")
@@ -440,6 +519,8 @@ class RunUsage(Response):
 
 class RunList(Page):
     """Runs by root and name."""
+
+    model_config = _example(runs=[example_of(Run)], next_page_token=None)
 
     runs: list[Run]
 
@@ -499,6 +580,29 @@ class Damage(Response):
 class Checkpoint(Response):
     """Saved step of a run."""
 
+    model_config = _example(
+        root="default",
+        run="llama-sft",
+        step=1000,
+        attempt=1,
+        state="listed",
+        uri="gs://example-bucket/runs/llama-sft/attempts/1/1000",
+        created="2026-03-02T10:15:00Z",
+        bytes=447518,
+        leaves=61,
+        items=["meta", "model", "optimizer"],
+        iterators={"train": 4},
+        manifest_digest=_DIGEST,
+        model_type="llama",
+        aliases=["production"],
+        labels={"eval": "passed"},
+        metrics={"eval/loss": 1.84},
+        better={"eval/loss": "min"},
+        verified="2026-03-02T10:20:00Z",
+        damaged=None,
+        deletion=None,
+    )
+
     root: str
     run: str
     step: int
@@ -547,11 +651,23 @@ class Checkpoint(Response):
 class CheckpointList(Page):
     """Checkpoints, highest step first."""
 
+    model_config = _example(checkpoints=[example_of(Checkpoint)], next_page_token=None)
+
     checkpoints: list[Checkpoint]
 
 
 class Tensor(Response):
     """Leaf of a checkpoint."""
+
+    model_config = _example(
+        item="model",
+        path="model/embed_tokens/embedding",
+        shape=[128, 32],
+        dtype="float32",
+        bytes=16384,
+        spec=[None, "fsdp"],
+        digest="keyed-sum-64:debf8a65b5dc03f2",
+    )
 
     item: str
     path: str = Field(
@@ -574,6 +690,14 @@ class Tensor(Response):
 
 class TensorValues(Response):
     """Part of a leaf, as JSON."""
+
+    model_config = _example(
+        item="model",
+        path="model/norm/scale",
+        dtype="float32",
+        shape=[2, 2],
+        values=[[0.5, -1.25], ["nan", 3.0]],
+    )
 
     item: str
     path: str
@@ -602,6 +726,24 @@ class TensorStatistics(Response):
     fields after them are about the finite ones, and null if there are none.
     """
 
+    model_config = _example(
+        item="model",
+        path="model/norm/scale",
+        dtype="float32",
+        shape=[4],
+        count=4,
+        nan=1,
+        positive_infinity=0,
+        negative_infinity=0,
+        zeros=0,
+        min=-1.25,
+        max=3.0,
+        mean=0.75,
+        std=1.744037,
+        norm=3.288236,
+        histogram={"start": -2.0, "width": 2.0, "counts": [1, 1, 1]},
+    )
+
     item: str
     path: str
     dtype: str
@@ -626,6 +768,8 @@ class TensorStatistics(Response):
 class TensorList(Page):
     """Leaves of a checkpoint, by item and path."""
 
+    model_config = _example(tensors=[example_of(Tensor)], next_page_token=None)
+
     tensors: list[Tensor]
 
 
@@ -639,6 +783,11 @@ class StepFile(Response):
 
 class StepFileList(Page):
     """Files of a checkpoint, by name."""
+
+    model_config = _example(
+        files=[{"name": "_CHECKPOINT_METADATA", "bytes": 606, "crc32c": "59b92d41"}],
+        next_page_token=None,
+    )
 
     files: list[StepFile]
 
@@ -748,6 +897,8 @@ class PlanMesh(Request):
 
 class PlanRequest(Request):
     """Mesh that a checkpoint is to be loaded on, and options of the load."""
+
+    model_config = _example(mesh={"axes": {"fsdp": 64, "tp": 4}}, dtype="bfloat16")
 
     mesh: PlanMesh
     rules: Annotated[list[PlacementRule], Field(fail_fast=True)] | None = Field(
@@ -864,11 +1015,29 @@ class Worker(Response):
 class WorkerList(Response):
     """All workers, by name."""
 
+    model_config = _example(
+        workers=[
+            {
+                "name": "local",
+                "host": "node-7",
+                "process": 24731,
+                "version": "0.1.0",
+                "started": "2026-03-02T09:00:00Z",
+                "alive": True,
+                "running": [],
+            }
+        ]
+    )
+
     workers: list[Worker]
 
 
 class RunWriter(Response):
     """Writer of a run, from its lease in the store."""
+
+    model_config = _example(
+        writer="trainer@node-7", attempt=1, expires="2026-03-02T10:16:00Z", holds=True
+    )
 
     writer: str | None = Field(description="Its id; null: nobody ever has.")
     attempt: int | None = Field(description="The attempt that it holds, or held last.")
@@ -879,6 +1048,8 @@ class RunWriter(Response):
 class TakeOverRequest(Request):
     """Request to take a run over from its writer."""
 
+    model_config = _example(attempt=1, reason="The job of this writer was killed.")
+
     attempt: Whole = Field(description="The attempt that holds it, as it was seen.")
     reason: Annotated[PlainText, Field(max_length=2000)] = Field(
         default="", description="For the audit trail."
@@ -888,6 +1059,8 @@ class TakeOverRequest(Request):
 class RunTakenOver(Response):
     """Result of a takeover."""
 
+    model_config = _example(writer="trainer@node-7", ended=1, attempt=2, latest_step=1000)
+
     writer: str = Field(description="Id of the one that held the run.")
     ended: int = Field(description="Its attempt. What it saves from now on does not count.")
     attempt: int = Field(description="The one that began, and ended, in its place.")
@@ -896,6 +1069,8 @@ class RunTakenOver(Response):
 
 class TakenOver(Response):
     """Operations of a dead worker that other workers execute now."""
+
+    model_config = _example(operations=["op-01a22123a59f5367d57426d2789b77d9"])
 
     operations: list[str] = Field(description="Their ids.")
 
@@ -915,6 +1090,10 @@ class Scope(StrEnum):
 
 class KeyRequest(Request):
     """Request to create a caller's key."""
+
+    model_config = _example(
+        name="trainers", scope="operate", roots=["default"], expires_seconds=7776000
+    )
 
     name: str = Field(
         pattern=NAME_PATTERN,
@@ -939,6 +1118,19 @@ class KeyRequest(Request):
 class Key(Response):
     """Key of a caller, without its secret."""
 
+    model_config = _example(
+        id="24xx7yyxodhf",
+        name="trainers",
+        scope="operate",
+        roots=["default"],
+        counts=True,
+        created="2026-03-02T09:00:00Z",
+        created_by="ana",
+        expires="2026-05-31T09:00:00Z",
+        revoked=None,
+        last_used="2026-03-02T10:15:00Z",
+    )
+
     id: str = Field(description="The part of the key after `ck_`; no secret.")
     name: str
     scope: Scope
@@ -954,11 +1146,15 @@ class Key(Response):
 class KeyList(Response):
     """All keys, revoked ones too, by name and time of creation."""
 
+    model_config = _example(keys=[example_of(Key)])
+
     keys: list[Key]
 
 
 class NewKey(Response):
     """New key, with its secret."""
+
+    model_config = _example(key="ck_…", details=example_of(Key))
 
     key: str = Field(description="The key itself, told this once.")
     details: Key
@@ -991,6 +1187,24 @@ class AuditEvent(Response):
 class AuditEventList(Page):
     """Entries of the audit trail, newest first."""
 
+    model_config = _example(
+        audit_events=[
+            {
+                "id": 2,
+                "at": "2026-03-02T10:30:00Z",
+                "caller": "ana",
+                "action": "alias.promote",
+                "root": "default",
+                "run": "llama-sft",
+                "detail": {"alias": "production", "step": 1000, "attempt": 1},
+                "outcome": "done",
+                "completed": "2026-03-02T10:30:00Z",
+                "request_id": "1e65b5980501c5fdb7e12b6b7b524ef8",
+            }
+        ],
+        next_page_token=None,
+    )
+
     audit_events: list[AuditEvent]
 
 
@@ -1012,6 +1226,23 @@ class EventKind(StrEnum):
 class Event(Response):
     """Event about a checkpoint, a run, a root or a job."""
 
+    model_config = _example(
+        id=1,
+        uid="evt_90c6e466966ea405a5c9753c429ef58e",
+        kind="step.durable",
+        root="default",
+        run="llama-sft",
+        sequence=1,
+        at="2026-03-02T10:15:02Z",
+        detail={
+            "step": 1000,
+            "attempt": 1,
+            "manifest_digest": _DIGEST,
+            "bytes": 447518,
+            "saved": "2026-03-02T10:15:00Z",
+        },
+    )
+
     id: int = Field(description="Grows: who has read one has missed none before it.")
     uid: str = Field(description="`webhook-id` of every message about it.")
     kind: str = Field(
@@ -1028,6 +1259,8 @@ class Event(Response):
 class EventList(Page):
     """Events, in the order in which they were noticed."""
 
+    model_config = _example(events=[example_of(Event)], position=1, next_page_token=None)
+
     events: list[Event]
     position: int = Field(
         description="Id to go on from: of the last event here, or, where there are no more, of the "
@@ -1037,6 +1270,10 @@ class EventList(Page):
 
 class WebhookRequest(Request):
     """Request to create a webhook."""
+
+    model_config = _example(
+        url="https://ci.example.com/cairn", kinds=["step.durable", "alias.moved"], runs="llama-*"
+    )
 
     url: PlainText = Field(
         min_length=1,
@@ -1061,6 +1298,18 @@ class WebhookRequest(Request):
 class Webhook(Response):
     """Webhook, without its secret."""
 
+    model_config = _example(
+        id="ufn42tgtydbr",
+        url="https://ci.example.com/cairn",
+        kinds=["step.durable", "alias.moved"],
+        roots=None,
+        runs="llama-*",
+        created="2026-03-02T09:00:00Z",
+        created_by="ana",
+        pending=0,
+        dead=0,
+    )
+
     id: str
     url: str
     kinds: list[str] | None
@@ -1075,11 +1324,15 @@ class Webhook(Response):
 class WebhookList(Response):
     """All webhooks, by time of creation."""
 
+    model_config = _example(webhooks=[example_of(Webhook)])
+
     webhooks: list[Webhook]
 
 
 class NewWebhook(Response):
     """New webhook, with its secret."""
+
+    model_config = _example(secret="whsec_…", details=example_of(Webhook))
 
     secret: str = Field(description="With which messages are signed; told this once.")
     details: Webhook
@@ -1105,6 +1358,15 @@ class DeliveryTry(Response):
 class Delivery(Response):
     """Delivery of an event to a webhook, and its tries."""
 
+    model_config = _example(
+        id=1,
+        state="delivered",
+        attempts=1,
+        due=None,
+        tries=[{"at": "2026-03-02T10:15:03Z", "seconds": 0.2, "status": 204, "error": None}],
+        event=example_of(Event),
+    )
+
     id: int
     state: DeliveryState
     attempts: int = Field(description="Tries since it was last asked for.")
@@ -1116,11 +1378,15 @@ class Delivery(Response):
 class DeliveryList(Page):
     """Deliveries of a webhook, newest first."""
 
+    model_config = _example(deliveries=[example_of(Delivery)], next_page_token=None)
+
     deliveries: list[Delivery]
 
 
 class AnnounceRequest(Request):
     """Announcement of a step that a job has saved."""
+
+    model_config = _example(step=1000)
 
     step: Whole
     attempt: Whole | None = Field(default=None, description="The attempt that saved it.")
@@ -1128,6 +1394,18 @@ class AnnounceRequest(Request):
 
 class Alias(Response):
     """Name that points at a step; its ETag is its sequence number in quotes."""
+
+    model_config = _example(
+        alias="production",
+        step=1000,
+        attempt=1,
+        manifest_digest=_DIGEST,
+        by="ana",
+        reason="Best eval loss so far.",
+        at="2026-03-02T10:30:00Z",
+        sequence=3,
+        audited=True,
+    )
 
     alias: str
     step: int
@@ -1146,6 +1424,8 @@ class Alias(Response):
 
 class AliasList(Response):
     """Aliases of a run, by name."""
+
+    model_config = _example(aliases=[example_of(Alias)])
 
     aliases: list[Alias]
 
@@ -1166,12 +1446,30 @@ class AliasMove(Response):
 class AliasHistory(Response):
     """Moves of an alias, newest first, even after its deletion; the last hundred at most."""
 
+    model_config = _example(
+        alias="production",
+        events=[
+            {
+                "step": 1000,
+                "attempt": 1,
+                "manifest_digest": _DIGEST,
+                "by": "ana",
+                "reason": "Best eval loss so far.",
+                "at": "2026-03-02T10:30:00Z",
+                "sequence": 3,
+                "deleted": False,
+            }
+        ],
+    )
+
     alias: str
     events: list[AliasMove]
 
 
 class PromoteRequest(Request):
     """Request to point an alias at a step."""
+
+    model_config = _example(alias="production", reason="Best eval loss so far.")
 
     alias: str = Field(pattern=ALIAS_PATTERN, max_length=MAX_ALIAS_LENGTH, examples=["production"])
     reason: PlainText = Field(default="", max_length=2000)
@@ -1184,6 +1482,12 @@ class PromoteRequest(Request):
 class AnnotateRequest(Request):
     """Request to set labels and metrics of a step; null removes an entry, and others stay."""
 
+    model_config = _example(
+        labels={"eval": "passed", "draft": None},
+        metrics={"eval/loss": 1.84},
+        better={"eval/loss": "min"},
+    )
+
     labels: Named[LabelText | None] = Field(default_factory=dict)
     metrics: Named[Metric | None] = Field(default_factory=dict)
     better: Named[Better | None] = Field(
@@ -1195,6 +1499,8 @@ class AnnotateRequest(Request):
 
 class AddRootRequest(Request):
     """Request to add a root at run time."""
+
+    model_config = _example(name="vision", uri="/mnt/vision")
 
     name: str = Field(pattern=NAME_PATTERN)
     uri: PlainText = Field(
@@ -1214,12 +1520,16 @@ class AddRootRequest(Request):
 class CreateRunRequest(Request):
     """Request to create a run before its job starts, which then writes to it."""
 
+    model_config = _example(name="llama-sft", labels={"team": "nlp"})
+
     name: str = Field(pattern=RUN_PATTERN, examples=["llama-sft"])
     labels: Named[LabelText] = Field(default_factory=dict, examples=[{"team": "nlp"}])
 
 
 class AnnotateRunRequest(Request):
     """Request to set labels of a run; null removes a label, and other labels stay."""
+
+    model_config = _example(labels={"team": "nlp", "draft": None})
 
     labels: Named[LabelText | None] = Field(default_factory=dict)
 
@@ -1236,6 +1546,7 @@ class RestoreRequest(Request):
 
     model_config = ConfigDict(
         json_schema_extra={
+            "examples": [{"mode": "fork", "run": "llama-sft-2"}],
             "if": {"properties": {"mode": {"const": "rollback"}}, "required": ["mode"]},
             "then": {"properties": {"run": {"type": "null"}}},
             "else": {
@@ -1294,6 +1605,8 @@ class AdoptedModel(Request):
 class AdoptRequest(Request):
     """Request to import the checkpoints in a folder of plain Orbax as steps of a run, in place."""
 
+    model_config = _example(folder="old_run", run="imported")
+
     folder: PlainText = Field(
         min_length=1,
         max_length=4000,
@@ -1316,6 +1629,8 @@ class AdoptRequest(Request):
 
 class UndeleteRequest(Request):
     """Request to undelete a step."""
+
+    model_config = _example(attempt=1)
 
     attempt: Whole | None = Field(
         default=None,
@@ -1362,6 +1677,15 @@ class RetentionPolicy(Request):
 class ApplyRetentionRequest(Request):
     """Request to delete the steps that a policy does not keep, or to list them."""
 
+    model_config = _example(
+        policy={
+            "keep_last": 3,
+            "keep_every": 1000,
+            "keep_best": [{"metric": "eval/loss", "count": 2, "mode": "min"}],
+        },
+        dry_run=True,
+    )
+
     policy: RetentionPolicy
     dry_run: bool = Field(default=True, description="Only say what would be deleted.")
     grace_seconds: float = Field(
@@ -1386,6 +1710,31 @@ class RetentionDecision(Response):
 class RetentionPlan(Response):
     """Steps that a policy would keep and delete now."""
 
+    model_config = _example(
+        root="default",
+        run="llama-sft",
+        decisions=[
+            {
+                "step": 1000,
+                "attempt": 1,
+                "keep": True,
+                "reasons": ["latest", "alias production"],
+                "bytes": 447518,
+                "created": "2026-03-02T10:15:00Z",
+            },
+            {
+                "step": 900,
+                "attempt": 1,
+                "keep": False,
+                "reasons": [],
+                "bytes": 447518,
+                "created": "2026-03-02T10:10:00Z",
+            },
+        ],
+        delete_count=1,
+        delete_bytes=447518,
+    )
+
     root: str
     run: str
     decisions: list[RetentionDecision] = Field(description="Listed steps, highest first.")
@@ -1396,11 +1745,15 @@ class RetentionPlan(Response):
 class CollectGarbageRequest(Request):
     """Request to remove a run's garbage, or to list it."""
 
+    model_config = _example(dry_run=True)
+
     dry_run: bool = Field(default=True, description="Only say what would be removed.")
 
 
 class VerifyRunRequest(Request):
     """Request to compare the stored bytes of a run with what was written."""
+
+    model_config = _example(steps="latest")
 
     steps: Literal["all", "latest", "none"] = Field(
         default="all",
@@ -1437,6 +1790,21 @@ class AutomationState(Response):
 class AutomationList(Response):
     """Automations of the settings."""
 
+    model_config = _example(
+        automations=[
+            {
+                "name": "export-production",
+                "alias": "production",
+                "root": "*",
+                "run": "*",
+                "action": "convert",
+                "position": 7,
+                "operation": "op-01a22123a59f5367d57426d2789b77d9",
+                "problem": None,
+            }
+        ]
+    )
+
     automations: list[AutomationState]
 
 
@@ -1463,11 +1831,27 @@ class ScheduleState(Response):
 class ScheduleList(Response):
     """Schedules of the settings."""
 
+    model_config = _example(
+        schedules=[
+            {
+                "name": "nightly",
+                "cron": "0 3 * * *",
+                "action": "verify",
+                "root": "default",
+                "run": "*",
+                "last_due": "2026-03-02T03:00:00Z",
+                "next_due": "2026-03-03T03:00:00Z",
+            }
+        ]
+    )
+
     schedules: list[ScheduleState]
 
 
 class RepairRequest(Request):
     """Request to rebuild records of a run from its other records, or to list the repairs."""
+
+    model_config = _example(dry_run=True)
 
     dry_run: bool = Field(default=True, description="Only say what would be done.")
     forget: list[PlainText] = Field(
@@ -1489,6 +1873,8 @@ class Repair(Response):
 class RepairReport(Response):
     """Repairs of a run's records, possible or done; empty if all records are intact."""
 
+    model_config = _example(root="default", run="llama-sft", repairs=[])
+
     root: str
     run: str
     repairs: list[Repair]
@@ -1496,6 +1882,8 @@ class RepairReport(Response):
 
 class GatherRequest(Request):
     """Request to gather a checkpoint into one safetensors file."""
+
+    model_config = _example(items=["model"], dtype="bfloat16")
 
     items: list[Annotated[str, Field(pattern=ITEM_PATTERN)]] = Field(
         default_factory=lambda: ["model"], min_length=1, max_length=16
@@ -1511,6 +1899,7 @@ class ConvertRequest(Request):
 
     model_config = ConfigDict(
         json_schema_extra={
+            "examples": [{"format": "huggingface", "dtype": "bfloat16"}],
             "if": {"properties": {"format": {"const": "gguf"}}, "required": ["format"]},
             "then": {
                 "properties": {
@@ -1628,6 +2017,29 @@ class Progress(Response):
 class Operation(Response):
     """Durable job: it survives restarts of the server."""
 
+    model_config = _example(
+        id="op-01a22123a59f5367d57426d2789b77d9",
+        kind="convert",
+        state="succeeded",
+        progress={
+            "done_bytes": 115328,
+            "total_bytes": 115328,
+            "message": "done",
+            "seconds_left": None,
+        },
+        request={
+            "root": "default",
+            "run": "llama-sft",
+            "step": 1000,
+            "attempt": 1,
+            "options": {"format": "huggingface"},
+        },
+        result={"artifact_id": _ARTIFACT, "bytes": 117925, "existing": False},
+        error=None,
+        created="2026-03-02T10:30:00Z",
+        updated="2026-03-02T10:30:12Z",
+    )
+
     id: str
     kind: OperationKind | str = Field(
         union_mode="left_to_right",
@@ -1653,6 +2065,8 @@ class Operation(Response):
 class OperationList(Page):
     """Operations, newest first."""
 
+    model_config = _example(operations=[example_of(Operation)], next_page_token=None)
+
     operations: list[Operation]
 
 
@@ -1666,6 +2080,24 @@ class ArtifactFile(Response):
 
 class Artifact(Response):
     """Result of a gather or convert job: its files."""
+
+    model_config = _example(
+        id=_ARTIFACT,
+        kind="convert",
+        root="default",
+        run="llama-sft",
+        step=1000,
+        attempt=1,
+        manifest_digest=_DIGEST,
+        options={"format": "huggingface"},
+        uri="gs://example-bucket/runs/llama-sft/exports/1000.1/convert-a82932109485877e",
+        bytes=117925,
+        files=[
+            {"name": "config.json", "bytes": 565, "crc32c": "8bd0ecb2"},
+            {"name": "model.safetensors", "bytes": 117360, "crc32c": "c1724b4a"},
+        ],
+        created="2026-03-02T10:30:12Z",
+    )
 
     id: str
     kind: OperationKind
@@ -1683,5 +2115,7 @@ class Artifact(Response):
 
 class ArtifactList(Response):
     """Artifacts of a step, newest first."""
+
+    model_config = _example(artifacts=[example_of(Artifact)])
 
     artifacts: list[Artifact]

@@ -1,5 +1,6 @@
 """The HTTP API as a page, from its OpenAPI document."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,10 +32,11 @@ def http_page(document: Mapping[str, Any], pages: Sequence[tuple[str, str]]) -> 
     """Returns the page of an OpenAPI document, and of the dashboard's pages: path and what."""
     parts = [HEAD]
     tag = None
+    texts = {entry["name"]: entry["description"] for entry in document["tags"]}
     for method, path, operation in operations(document):
         if operation["tags"][0] != tag:
             tag = operation["tags"][0]
-            parts.append(f"\n## {tag.capitalize()}\n")
+            parts.append(f"\n## {tag.capitalize()}\n\n{texts[tag]}\n")
         parts.append(_operation(method, path, operation))
     parts.append("\n## Pages\n\nFor people, from the functions of the API.\n\n")
     parts += ["| page | what |\n|---|---|\n", *(f"| `{path}` | {what} |\n" for path, what in pages)]
@@ -101,6 +103,9 @@ def _schema(name: str, schema: Mapping[str, Any]) -> str:
             notes.append(f"Default: `{kind['default']}`.")
         shown = f"`{field}`" + (" (required)" if field in required else "")
         lines.append(f"| {shown} | {_type(kind)} | {' '.join(notes).strip()} |")
+    for example in schema.get("examples", []) if name.endswith("Request") else []:
+        shown = json.dumps(example, indent=2, ensure_ascii=False)
+        lines.append(f"\n```json\n{shown}\n```")
     return "\n".join(lines) + "\n"
 
 

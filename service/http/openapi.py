@@ -10,8 +10,9 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from cairn.service import schemas as models
 from cairn.service.http.problems import problem_responses
-from cairn.service.schemas import Problem
+from cairn.service.schemas import Problem, example_of
 
 _REFERENCE = "#/components/schemas/{model}"
 
@@ -35,6 +36,24 @@ _SECURITY: Final[Mapping[str, Mapping[str, str]]] = {
         "takes the header `X-CSRF-Token` of one of its pages.",
     },
 }
+
+_SERVERS: Final = ({"url": "/", "description": "The server that this document is from."},)
+
+_TAGS: Final[Mapping[str, str]] = {
+    "roots": "Folders and buckets with runs, as the settings name them or as added since.",
+    "runs": "Training runs: their labels, size in the store, and the writer that saves to them.",
+    "checkpoints": "Saved steps of a run, and their files.",
+    "tensors": "Arrays of a step: values, statistics, differences, and how they fit on a mesh.",
+    "artifacts": "Exports of a step, and downloads of their files.",
+    "aliases": "Names such as `production` that point to a step. Each has an `ETag`.",
+    "jobs": "Work that goes on in the background: it answers 202 with an operation to follow.",
+    "operations": "State, progress and result of jobs.",
+    "keys": "Keys of the callers of a server with `CAIRN_AUTH=keys`.",
+    "events": "What happened to steps, aliases and jobs, and the webhooks that are sent it.",
+    "audit": "Who changed what, and when.",
+    "health": "Probes and metrics. They need no key.",
+}
+"""Text of each group of operations, in the order in which pages show them."""
 
 
 def _without_null(schema: dict[str, Any]) -> None:
@@ -60,11 +79,16 @@ def describe_api(app: FastAPI, *, needs_keys: bool = False) -> dict[str, Any]:
         version=app.version,
         description=app.description,
         routes=app.routes,
+        servers=list(_SERVERS),
+        tags=[{"name": name, "description": text} for name, text in _TAGS.items()],
     )
     _, problems = models_json_schema([(Problem, "serialization")], ref_template=_REFERENCE)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for name, schema in problems["$defs"].items():
         schemas.setdefault(name, schema)
+    for name, schema in schemas.items():
+        if "examples" in schema:  # FastAPI drops their nulls
+            schema["examples"] = [example_of(getattr(models, name))]
     document["components"]["securitySchemes"] = _SECURITY
     security: list[dict[str, list[str]]] = [{name: []} for name in _SECURITY]
     if not needs_keys:

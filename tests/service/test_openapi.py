@@ -14,6 +14,7 @@ from tests.programs.program import run
 from tests.service.commands import environment
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.seams import schemas
+from tests.service.stores import make_run
 
 METHODS = {"get", "post", "put", "patch", "delete"}
 # A value for every path parameter that is well-formed and names nothing.
@@ -49,20 +50,6 @@ INVALID = {
 QUERIES = {"diff": "?other=1"}
 """By the last word of a path, what a request must ask."""
 
-BODIES = {
-    "adopt": {"folder": "old", "run": "nothing"},
-    "promote": {"alias": "production"},
-    "restore": {"mode": "fork", "run": "copy"},
-    "applyRetention": {"policy": {"keep_last": 1}},
-    "checkpoints": {"step": 7},
-    "keys": {"name": "nobody"},
-    "runs": {"name": "nothing"},
-    "takeOver": {"attempt": 1},
-    "roots": {"name": "more", "uri": str(Path(__file__).parent)},
-    "plan": {"mesh": {"axes": {"fsdp": 8}}},
-    "webhooks": {"url": "https://ci.example.com/cairn"},
-}
-
 
 @functools.cache
 def described():
@@ -79,7 +66,7 @@ def document():
 def served(tmp_path_factory):
     """With the job engine, so that every route answers for itself."""
     folder = tmp_path_factory.mktemp("served")
-    (folder / "store").mkdir()
+    make_run(folder / "store/trained", [900, 1000])
     app = create_app(Settings(root=str(folder / "store"), data_dir=folder / "data"))
     with TestClient(app, base_url=BASE_URL, client=PEER) as http:
         yield http
@@ -101,12 +88,26 @@ def routes():
     ]
 
 
+def example_body(method, path):
+    """The document's example of the body that a route takes; None: it takes none."""
+    document = described()
+    body = document["paths"][path][method].get("requestBody")
+    if body is None:
+        return None
+    schema = body["content"]["application/json"]["schema"]
+    reference = schema.get("anyOf", [schema])[0]["$ref"]
+    (example,) = document["components"]["schemas"][reference.rpartition("/")[2]]["examples"]
+    return example
+
+
 def ask(http, method, path, values):
     verb = path.partition("?")[0].rpartition(":")[2].rpartition("/")[2]
     url = path + QUERIES.get(verb, "")
     for name, value in values.items():
         url = url.replace("{" + name + "}", value)
-    body = BODIES.get(verb, {}) if method in ("post", "patch") else None
+    body = example_body(method, path.partition("?")[0])
+    if verb == "roots" and body is not None:
+        body = body | {"uri": str(Path(__file__).parent)}  # the example is a bucket
     return http.request(method, url, json=body, headers={"If-Match": '"1"'})
 
 
@@ -239,6 +240,55 @@ def test_a_query_parameter_that_a_route_does_not_have_is_refused(served, documen
     assert {"query.atempt", "query.reason_"} <= {error["field"] for error in problem["errors"]}
     for parameter in document["paths"][path][method].get("parameters", []):
         assert parameter["in"] != "query" or parameter["name"] in problem["detail"]
+
+
+NOT_RUN = {
+    "adopt": schemas.AdoptRequest,  # a folder of Orbax
+    "convert": schemas.ConvertRequest,  # a step with a model
+    "takeOver": schemas.TakeOverRequest,  # a job that saves
+}
+"""By the last word of a path, the model of a body whose example needs more than is stored here."""
+
+OF_A_RUN = [case for case in routes() if "{root}" in case.values[1] and example_body(*case.values)]
+
+
+@pytest.mark.parametrize(("method", "path"), OF_A_RUN)
+def test_the_example_of_a_body_is_accepted(served, method, path):
+    """Those of the routes without a name are sent above."""
+    verb, body = path.rpartition(":")[2], example_body(method, path)
+    if verb in NOT_RUN:
+        assert NOT_RUN[verb].model_validate(body)
+        return
+    url = path.format(root="default", run="trained", step=900 if verb == "undelete" else 1000)
+    if verb == "undelete":
+        assert served.delete(url.partition(":")[0]).is_success
+    headers = {"If-None-Match": "*"} if verb == "promote" else {"If-Match": "*"}
+    answer = served.request(method, url, json=body, headers=headers)
+    assert answer.is_success, answer.text
+
+
+LONG = {"StepDiff", "StepPlan"}
+"""Answers whose example would be longer than what says more: the description of its parts."""
+
+
+def test_the_example_of_an_answer_is_one_that_its_model_gives(document):
+    references = {
+        schema["$ref"].rpartition("/")[2]
+        for _, _, operation in operations(document)
+        for code, answer in operation["responses"].items()
+        if code.startswith("2") and "application/json" in answer.get("content", {})
+        for content in [answer["content"]["application/json"]["schema"]]
+        for schema in content.get("anyOf", [content])
+    }
+    for name in {"Problem", *references} - LONG:
+        model = getattr(schemas, name)
+        (example,) = document["components"]["schemas"][name]["examples"]
+        assert model.model_validate(example).model_dump(mode="json") == example, name
+
+
+def test_every_tag_has_a_text(document):
+    used = {tag for _, _, operation in operations(document) for tag in operation["tags"]}
+    assert {tag["name"] for tag in document["tags"] if tag["description"]} == used
 
 
 def test_verbs_that_do_not_exist_are_problems(served):
