@@ -45,3 +45,10 @@ GLOSSARY: Final[Mapping[str, str]] = {
     "`artifact` in the API.",
 }
 """Explanation of each term, in Markdown."""
+
+_STATES: Final = {"in_flight": "saving", "listed": "available", "trashed": "in trash"}
+
+
+def state_label(state: str) -> str:
+    """Return the label of a state for people, such as "saving" for `in_flight`."""
+    return _STATES.get(state, state.replace("_", " "))

@@ -27,6 +27,7 @@ from cairn.service.command.options import (
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.listings import list_garbage
 from cairn.service.command.output.tables import print_table
+from cairn.service.glossary import state_label
 from cairn.service.schemas import RetentionDecision, RetentionPlan
 from cairn.service.sizes import Size, size_text
 
@@ -99,7 +100,8 @@ def delete(
     if json:
         print_document(gone)
         return
-    print(f"{place.run}/steps/{place.step} (attempt {gone.attempt}) is {gone.state.value}")
+    label = state_label(gone.state.value)
+    print(f"{place.run}/steps/{place.step} (attempt {gone.attempt}) is {label}")
     if not gone.uri.endswith(f"/attempts/{gone.attempt}/{gone.step}"):
         errors.print(f"{gone.uri} stays: it was adopted, and is its owner's.", soft_wrap=True)
     if gone.deletion is not None:
@@ -126,7 +128,8 @@ def undelete(
     if json:
         print_document(back)
         return
-    print(f"{place.run}/steps/{place.step} (attempt {back.attempt}) is {back.state.value}")
+    label = state_label(back.state.value)
+    print(f"{place.run}/steps/{place.step} (attempt {back.attempt}) is {label}")
 
 
 @app.command()

@@ -98,6 +98,7 @@ from cairn.service.command.trainer_config import read_trainer_config
 from cairn.service.command.webhooks import webhooks_app
 from cairn.service.command.workers import workers_app
 from cairn.service.errors import ProblemResponseError
+from cairn.service.glossary import state_label
 from cairn.service.schemas import (
     AVAILABLE,
     CheckpointList,
@@ -163,6 +164,14 @@ app.add_typer(maintenance_app)
 app.add_typer(doctor_app)
 
 STATES: Final = (*(state.value for state in CheckpointState), AVAILABLE, "all")
+
+
+def _state_help(state: str) -> str:
+    """Return a value of --state, and the label by which lists show it or the values it covers."""
+    if state == AVAILABLE:
+        return f"{state} (listed or damaged)"
+    label = state_label(state)
+    return state if label == state else f"{state} (shown as {label!r})"
 
 
 def _known_state(state: str | None) -> str | None:
@@ -383,8 +392,8 @@ def checkpoints(
         str | None,
         typer.Option(
             metavar="STATE",
-            help=", ".join(STATES)
-            + "; default: available (listed or damaged), or all if FILTER asks about state.",
+            help=", ".join(map(_state_help, STATES))
+            + "; default: available, or all if FILTER asks about state.",
             callback=_known_state,
             autocompletion=lambda: list(STATES),
         ),

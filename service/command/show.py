@@ -22,6 +22,7 @@ from cairn.service.command.tensors import (
     spec_text,
 )
 from cairn.service.errors import ProblemResponseError
+from cairn.service.glossary import state_label
 from cairn.service.schemas import Checkpoint, Damage, Tensor, TensorStatistics
 from cairn.service.sizes import Size
 from cairn.storage.errors import UnsupportedLeafError
@@ -121,7 +122,7 @@ def _statistics(step: Step, tensors: list[Tensor]) -> Statistics:
 
 def _lines(noted: Checkpoint) -> Iterator[tuple[str, str]]:
     yield "checkpoint", f"{noted.run}/steps/{noted.step}"
-    yield "state", f"{noted.state.value}, attempt {noted.attempt}"
+    yield "state", f"{state_label(noted.state.value)}, attempt {noted.attempt}"
     if noted.created is not None:
         yield "created", f"{noted.created:%Y-%m-%d %H:%M:%S} UTC"
     if noted.bytes is not None:

@@ -42,7 +42,7 @@ def usage(
         return
     titles = ("step", "attempt", "state", "created (UTC)", "size", "added", "own")
     rows = (
-        (s.step, s.attempt, s.state.value, s.created, Size(s.bytes), Size(s.added), Size(s.own))
+        (s.step, s.attempt, s.state, s.created, Size(s.bytes), Size(s.added), Size(s.own))
         for s in measured.steps
     )
     print_table(console, titles, rows)

@@ -14,7 +14,6 @@ from cairn.storage.arrays.leaf_paths import keys_of
 from cairn.storage.store.clock import utc_now
 
 _UNITS: Final = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
-_STATES: Final = {"in_flight": "saving", "listed": "available", "trashed": "in trash"}
 _OPERATIONS: Final = {
     "adopt": "Import",
     "convert": "Export",
@@ -162,11 +161,6 @@ def pretty(value: Any) -> str:
 def shape(lengths: Sequence[int]) -> str:
     """Format the shape of an array: `4 × 128`, or `scalar` for no dimensions."""
     return " \N{MULTIPLICATION SIGN} ".join(map(str, lengths)) if lengths else "scalar"
-
-
-def words(name: str) -> str:
-    """Return the label of a state, such as "saving" for `in_flight`."""
-    return _STATES.get(name, name.replace("_", " "))
 
 
 def spec(entries: Sequence[str | Sequence[str] | None] | None) -> str:

@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from cairn.service.access.callers import Scope
 from cairn.service.dashboard import addresses, formats
 from cairn.service.dashboard.charts import marks, timeline
+from cairn.service.glossary import state_label
 from cairn.service.sizes import size_text
 from cairn.storage.store.clock import utc_now
 
@@ -69,7 +70,7 @@ _environment.filters.update(
     pretty=formats.pretty,
     shape=formats.shape,
     spec=formats.spec,
-    words=formats.words,
+    words=state_label,
 )
 _environment.globals.update(at=addresses, kind_of=timeline.kind_of, sparkline=marks.sparkline)
 _templates = Jinja2Templates(env=_environment)

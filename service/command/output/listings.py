@@ -87,7 +87,7 @@ def _checkpoint(checkpoint: Checkpoint) -> tuple[Cell, ...]:
     return (
         checkpoint.step,
         checkpoint.attempt,
-        checkpoint.state.value,
+        checkpoint.state,
         None if checkpoint.bytes is None else Size(checkpoint.bytes),
         checkpoint.leaves,
         ", ".join(checkpoint.aliases),

@@ -1,7 +1,8 @@
 """Tables for the shell: aligned columns on a terminal, tab-separated values in a pipe.
 
-A pipe gets exact values below a line of column names: bytes as a number, times as RFC 3339, an
-empty cell for a missing value. A terminal gets rounded sizes and times to the minute.
+A pipe gets exact values below a line of column names: bytes as a number, times as RFC 3339, states
+as the API has them, an empty cell for a missing value. A terminal gets rounded sizes, times to the
+minute, and states in the words of the page.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,11 +15,13 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from cairn.service.glossary import state_label
+from cairn.service.schemas import CheckpointState
 from cairn.service.sizes import Size
 
 _WIDEST: Final = 10_000
 
-Cell = str | int | Size | datetime | None
+Cell = str | int | Size | datetime | CheckpointState | None
 
 
 def print_table(console: Console, titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
@@ -63,6 +66,8 @@ def _readable(cell: Cell) -> str:
         return "-"
     if isinstance(cell, datetime):
         return f"{cell.astimezone(UTC):%Y-%m-%d %H:%M}"
+    if isinstance(cell, CheckpointState):
+        return state_label(cell.value)
     return readable(str(cell))
 
 

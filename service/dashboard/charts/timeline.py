@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cairn.service.dashboard.formats import words
+from cairn.service.glossary import state_label
 from cairn.service.schemas import Checkpoint, CheckpointState
 
 WIDTH: Final = 1000
@@ -90,7 +90,9 @@ def timeline(checkpoints: Sequence[Checkpoint]) -> Timeline | None:
     for checkpoint in steps:
         x = _MARGIN + room * ((checkpoint.step - first) / (last - first) if last > first else 0.5)
         kind = kind_of(checkpoint)
-        marks.append(Mark(checkpoint, round(x, 1), kind, f"Step {checkpoint.step}: {words(kind)}"))
+        marks.append(
+            Mark(checkpoint, round(x, 1), kind, f"Step {checkpoint.step}: {state_label(kind)}")
+        )
     radius = max(_SMALLEST, min(_RADIUS, 0.4 * room / len(marks)))
     return Timeline(tuple(marks), tuple(_names(marks)), first, last, round(radius, 1))
 

@@ -29,7 +29,7 @@ def listed(root, run):
 def test_step_is_deleted_and_had_back(url, root):
     make_run(root / "taken-back", [1, 2])
     done = cairn_here("delete", "taken-back/steps/1", "--reason", "bad data", url=url)
-    assert (done.returncode, done.stdout) == (0, "taken-back/steps/1 (attempt 1) is trashed\n")
+    assert (done.returncode, done.stdout) == (0, "taken-back/steps/1 (attempt 1) is in trash\n")
     assert "`cairn undelete taken-back/steps/1` takes it back, until 20" in done.stderr
     assert listed(root, "taken-back") == [2]
     (row,) = rows(cairn_here("checkpoints", "taken-back", "--state", "trashed", url=url))
@@ -37,7 +37,7 @@ def test_step_is_deleted_and_had_back(url, root):
     again = cairn_here("delete", "taken-back/steps/1", url=url)
     refused(again, "(step 1 trashed)", status=3)
     done = cairn_here("undelete", "taken-back/steps/1", url=url)
-    assert (done.returncode, done.stdout) == (0, "taken-back/steps/1 (attempt 1) is listed\n")
+    assert (done.returncode, done.stdout) == (0, "taken-back/steps/1 (attempt 1) is available\n")
     assert listed(root, "taken-back") == [1, 2]
     again = cairn_here("undelete", "taken-back/steps/1", url=url)
     refused(again, "expected step 1 in the trash", status=3)

@@ -58,7 +58,7 @@ def test_what_is_noted_comes_first_and_then_every_leaf(ask, run):
     lines = ask().splitlines()
     told = dict(line.split(": ", 1) for line in lines if ": " in line)
     assert told["checkpoint"] == "run/steps/3"
-    assert (told["state"], told["verified"]) == ("listed, attempt 1", "never")
+    assert (told["state"], told["verified"]) == ("available, attempt 1", "never")
     assert told["leaves"] == "26 in meta, model, optimizer"
     assert (told["aliases"], told["metrics"]) == ("production", "loss=0.5 (min is better)")
     assert told["labels"] == r"eval=a\x1b[2J[red]b"  # a terminal does not obey it

@@ -4,12 +4,16 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from cairn.service.schemas import CheckpointState
 from cairn.service.sizes import Size
 from tests.service.seams import tables
 
 MOMENT = datetime(2026, 3, 1, 1, 30, tzinfo=timezone(timedelta(hours=2)))
-TITLES = ("run", "step", "size", "created", "alias")
-ROWS = [("a-run", 7, Size(1500), MOMENT, None), ("[bold]\tx", 10, Size(0), MOMENT, "")]
+TITLES = ("run", "step", "size", "created", "state", "alias")
+ROWS = [
+    ("a-run", 7, Size(1500), MOMENT, CheckpointState.LISTED, None),
+    ("[bold]\tx", 10, Size(0), MOMENT, CheckpointState.IN_FLIGHT, ""),
+]
 
 
 def printed(*, terminal: bool, width: int = 20) -> str:
@@ -20,16 +24,17 @@ def printed(*, terminal: bool, width: int = 20) -> str:
 
 def test_pipe_gets_whole_values_between_tabs():
     assert printed(terminal=False).splitlines() == [
-        "run\tstep\tsize\tcreated\talias",
-        "a-run\t7\t1500\t2026-02-28T23:30:00Z\t",
-        "[bold] x\t10\t0\t2026-02-28T23:30:00Z\t",
+        "run\tstep\tsize\tcreated\tstate\talias",
+        "a-run\t7\t1500\t2026-02-28T23:30:00Z\tlisted\t",
+        "[bold] x\t10\t0\t2026-02-28T23:30:00Z\tin_flight\t",
     ]
 
 
 def test_terminal_gets_readable_values_that_a_narrow_one_does_not_cut():
     lines = printed(terminal=True).splitlines()
     assert len(lines) == 3
-    assert lines[1].split() == ["a-run", "7", "1.5", "kB", "2026-02-28", "23:30", "-"]
+    readable = ["a-run", "7", "1.5", "kB", "2026-02-28", "23:30", "available", "-"]
+    assert lines[1].split() == readable
     assert lines[2].startswith("[bold]")
 
 
