@@ -20,7 +20,7 @@ from cairn.interop.conversion.rules import Rule, match
 from cairn.interop.errors import ConversionError
 from cairn.interop.trainers import known
 from cairn.interop.trainers.maxtext_settings import from_maxtext, is_maxtext, sizes_in
-from cairn.interop.trainers.trainer import Trainer, TrainerTree, find_trees
+from cairn.interop.trainers.trainer import HeadRounding, Trainer, TrainerTree, find_trees
 
 __all__ = ["MappedModel", "known_trainers", "map_model"]
 
@@ -55,6 +55,16 @@ class MappedModel:
     layout: str
     left_out: tuple[str, ...]
     assumed: tuple[str, ...]
+
+    @property
+    def head_rounding(self) -> HeadRounding | None:
+        """How the trainer's forward pass rounds a tied head; None: it does not."""
+        rounding = self.tree.trainer.tied_head
+        return (
+            None
+            if rounding is None or not self.config.tie_word_embeddings
+            else rounding(self.config)
+        )
 
 
 def known_trainers() -> list[Trainer]:

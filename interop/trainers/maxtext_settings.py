@@ -32,6 +32,8 @@ _SIZES: Final = {
     "num_attention_heads": "base_num_query_heads",
     "num_key_value_heads": "base_num_kv_heads",
     "head_dim": "head_dim",
+    "intermediate_size": "base_mlp_dim",
+    "vocab_size": "vocab_size",
 }
 _CALL: Final = "!!python/object/apply:"
 _WORDS: Final = {"true": True, "false": False, "null": None, "~": None, "": None}
@@ -145,6 +147,9 @@ def sizes_in(settings: Mapping[str, Any]) -> dict[str, int]:
     if int(settings.get("global_parameter_scale") or 1) != 1:
         return {}
     sizes = {key: settings.get(stored) for key, stored in _SIZES.items()}
+    if "qwen3_moe" in str(settings["decoder_block"]):
+        del sizes["intermediate_size"]  # all its layers have experts
+        sizes["moe_intermediate_size"] = settings.get("base_moe_mlp_dim")
     layers = sizes["num_hidden_layers"]
     if "gemma2" in str(settings["decoder_block"]) and isinstance(layers, int):
         sizes["num_hidden_layers"] = 2 * layers  # MaxText counts pairs, of a window and without

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.conversion.ops import Shape
 from cairn.interop.conversion.rules import RuleTable
 
-__all__ = ["OPTIMIZER_PARTS", "Reading", "Trainer", "TrainerTree", "find_trees"]
+__all__ = ["OPTIMIZER_PARTS", "HeadRounding", "Reading", "Trainer", "TrainerTree", "find_trees"]
 
 OPTIMIZER_PARTS = frozenset({"opt_state", "optimizer", "optimizer_state", "mu", "nu", "ema"})
 """Parts of paths below which copies of a model's tree lie that are no model."""
@@ -50,6 +50,18 @@ class Reading:
     model_types: tuple[str, ...]
 
 
+class HeadRounding(NamedTuple):
+    """How a trainer's forward pass rounds the embedding where it is a tied head.
+
+    Attributes:
+        dtype: the dtype that it is rounded to, whatever the model's dtype is.
+        factor: factor that the trainer's stored embedding has beside that of a config.json's model.
+    """
+
+    dtype: str
+    factor: float
+
+
 @dataclass(frozen=True)
 class Trainer:
     """A trainer whose trees are known.
@@ -62,6 +74,8 @@ class Trainer:
         rules: function (config, shapes, pairs) -> rules between the tree's leaves, as tensors, and
             ours. `pairs`: neighbouring dimensions of a head turn together; None: as usual for the
             family.
+        tied_head: function (config) -> how the trainer's forward pass rounds the embedding where it
+            is a tied head; None: it reads it as it is stored.
         assumed: function (config, pairs) -> what was assumed and no shape shows, for people.
     """
 
@@ -70,6 +84,7 @@ class Trainer:
     read: Callable[[Mapping[str, Shape]], Reading]
     rules: Callable[[DecoderConfig, Mapping[str, Shape], bool | None], RuleTable]
     assumed: Callable[[DecoderConfig, bool | None], tuple[str, ...]]
+    tied_head: Callable[[DecoderConfig], HeadRounding] | None = None
 
 
 def find_trees(

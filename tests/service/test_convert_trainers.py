@@ -16,6 +16,7 @@ from tests.trainers.kept import kept, reference, store
 __all__ = ["forked"]
 
 NAME = "maxtext-llama3.1-scanned"
+TIED = "maxtext-gemma2-scanned"
 TREE = "/v1/roots/default/runs/tiny/checkpoints/1:convert"
 OTHER = "/v1/roots/default/runs/other/checkpoints/1:convert"
 
@@ -24,11 +25,12 @@ OTHER = "/v1/roots/default/runs/other/checkpoints/1:convert"
 def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("store")
     store(NAME, root / "theirs/checkpoints")
-    store(NAME, root / "beside/checkpoints")
+    store(TIED, root / "beside/checkpoints")
     tokens, logits = reference(NAME)
-    np.savez(root / "theirs/reference.npz", tokens=tokens, logits=logits)
     np.savez(root / "theirs/wrong.npz", tokens=tokens, logits=logits[..., ::-1])
-    _, told = kept(NAME)
+    tokens, logits = reference(TIED)
+    np.savez(root / "beside/reference.npz", tokens=tokens, logits=logits)
+    _, told = kept(TIED)
     lines = (f"{key}: {json.dumps(value)}" for key, value in told.items())
     (root / "beside/config.yml").write_text("\n".join(lines))
     return root
@@ -60,21 +62,26 @@ def test_what_a_tree_does_not_tell_is_asked_for_by_name(http):
     another = refused(http, {"config": {**told, "decoder_block": "qwen3"}})
     assert "missing tensor: decoder/layers/self_attention/query_norm/scale" in another
     assert "look like those of llama or mistral" in another
-    larger = refused(http, {"config": {**told, "base_emb_dim": 4096}})
+    others = {"base_emb_dim": 4096, "base_mlp_dim": 96, "vocab_size": 200}
+    larger = refused(http, {"config": {**told, **others}})
     assert "hidden_size: stored 32, in the settings 4096" in larger
+    assert "intermediate_size: stored 24, in the settings 96" in larger
+    assert "vocab_size: stored 40, in the settings 200" in larger
 
 
 @pytest.mark.usefixtures("forked")
 def test_an_export_is_held_against_the_logits_of_the_trainers_own_model(http, root):
-    _, told = kept(NAME)
-    body = {"config": told, "reference_logits": str(root / "theirs/reference.npz")}
-    operation = done(http, TREE, body)
-    assert operation["result"]["map"] == "maxtext, scanned along axis 1, llama"
+    # The trainer's own file lies beside. It reads a tied head in bfloat16, even in float32.
+    operation = done(http, OTHER, {"reference_logits": str(root / "beside/reference.npz")})
+    assert operation["result"]["map"] == "maxtext, scanned along axis 1, gemma2"
     assert "unproved" not in operation["result"]
     report = report_of(http, operation)
     assert report["reference"]["file"].endswith("reference.npz")
+    assert report["reference"]["head_dtype"] == "bfloat16"
     assert report["relative_difference"] <= report["tolerance"] == 1e-4
-    started = http.post(TREE, json={**body, "reference_logits": str(root / "theirs/wrong.npz")})
+    _, told = kept(NAME)
+    body = {"config": told, "reference_logits": str(root / "theirs/wrong.npz")}
+    started = http.post(TREE, json=body)
     ended = watch(http, started.json()["id"])
     assert "does not compute what the trainer's model does" in ended["error"]["detail"]
     assert "that the config is the one that the trainer had" in ended["error"]["detail"]
@@ -96,7 +103,7 @@ def test_without_reference_logits_the_report_says_what_it_cannot_see(http):
     [
         ("theirs/none.npz", "found none"),
         ("beside/config.yml", "ends in .npz"),
-        ("../outside.npz", "source-refused"),
+        ("../outside.npz", "reference logits lies where this server may not read"),
     ],
 )
 def test_a_file_of_logits_that_cannot_be_used_is_named(http, root, file, told):

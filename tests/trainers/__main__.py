@@ -21,6 +21,7 @@ import transformers
 from cairn import CheckpointReader, Run, adopt
 from cairn.interop.trainers.maxtext_settings import flat_yaml
 from cairn.interop.weights.export import export_sources, mapped_model
+from cairn.state.models.exported_logits import round_tied_head
 from cairn.storage.safetensors.writer import plan_shards, write_shard
 from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
@@ -64,6 +65,8 @@ def exported(folder: Path) -> tuple[float, str]:
         target, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys")), loading
+    if mapped.head_rounding is not None:  # as the trainer computed the reference
+        round_tied_head(model, *mapped.head_rounding)
     with torch.no_grad():
         logits = model(torch.from_numpy(reference["tokens"])).logits.numpy()
     expected = reference["logits"][..., : logits.shape[-1]]

@@ -8,6 +8,7 @@ Gemma's embedding is stored with its factor. Sources: maxtext 0.2.5, `layers/att
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -28,7 +29,7 @@ from cairn.interop.trainers.layer_groups import (
     padded,
     scan_axis,
 )
-from cairn.interop.trainers.trainer import Reading, Trainer
+from cairn.interop.trainers.trainer import HeadRounding, Reading, Trainer
 
 __all__ = ["TRAINER"]
 
@@ -250,4 +251,20 @@ def _assumed(config: DecoderConfig, pairs: bool | None) -> tuple[str, ...]:
     return tuple(assumed)
 
 
-TRAINER = Trainer("maxtext", _EMBEDDING, _read, _rules, _assumed)
+def _tied_head(config: DecoderConfig) -> HeadRounding:
+    """Return what MaxText's `attend_on_embedding` (layers/embeddings.py) does, whatever `dtype` is.
+
+    For Gemma it stores the embedding times the root of its width, and divides the logits by it.
+    """
+    gemma = config.model_type in ("gemma2", "gemma3_text")
+    return HeadRounding("bfloat16", math.sqrt(config.hidden_size) if gemma else 1.0)
+
+
+TRAINER = Trainer(
+    "maxtext",
+    _EMBEDDING,
+    _read,
+    _rules,
+    _assumed,
+    tied_head=_tied_head,
+)

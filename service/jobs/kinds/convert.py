@@ -245,6 +245,7 @@ def _run(context: JobContext, request: Request) -> Result:
             options["dtype"],
             reference=options.get("reference_logits"),
             is_mapped=mapped is not None,
+            head_rounding=None if mapped is None else mapped.head_rounding,
             is_renamed=manifest.plain is not None,
         )
         compared = comparison.report(context)

@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.trainers.trainer import HeadRounding
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext
 from cairn.service.jobs.kinds.reference_logits import read_reference
@@ -79,6 +80,7 @@ class LogitsCheck:
         dtype: Dtype that the export's weights were cast to; None: they were not cast.
         reference: Address of a file of the trainer's own logits; None: none.
         is_mapped: Another trainer stored the step, whose tree was mapped to the model's leaves.
+        head_rounding: How the trainer's own forward pass rounds the head; None: it does not.
         is_renamed: The step is adopted, and the model's leaves are as a map named them.
     """
 
@@ -88,6 +90,7 @@ class LogitsCheck:
     dtype: str | None
     reference: str | None = None
     is_mapped: bool = False
+    head_rounding: HeadRounding | None = None
     is_renamed: bool = False
 
     def report(self, context: JobContext) -> dict[str, Any]:
@@ -140,24 +143,30 @@ class LogitsCheck:
         vocabulary = self.config.vocab_size
         reference = read_reference(self.checkpoint, file, vocabulary, work)
         np.save(work / "tokens.npy", reference.tokens)
-        exported, logits = self._exported(context, work)
+        rounding = self.head_rounding
+        exported, logits = self._exported(context, work, rounding)
         tolerance = TOLERANCE + _ROUNDINGS * _EPSILONS.get(str(self.dtype), 0.0)
         compared = self._compared(logits, reference.logits, tolerance, "the trainer's model")
         return {
-            "reference": {"file": file},
+            "reference": {
+                "file": file,
+                "head_dtype": self.head_rounding and self.head_rounding.dtype,
+            },
             "export": {"logits": exported},
             "tokens": reference.tokens.tolist(),
             **compared,
         }
 
-    def _exported(self, context: JobContext, work: Path) -> tuple[str, np.ndarray]:
+    def _exported(
+        self, context: JobContext, work: Path, rounding: HeadRounding | None = None
+    ) -> tuple[str, np.ndarray]:
         """Return by what the export's logits were computed, and the logits."""
         context.progress.set(message="computing the export's logits")
         folder = self._local_folder(context, work / "export")
         export_run = self._run(
             context,
             "cairn.state.models.exported_logits",
-            [str(folder), "tokens.npy", "theirs.npy"],
+            [str(folder), "tokens.npy", "theirs.npy", *map(str, rounding or ())],
             work,
         )
         if export_run["problems"]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from cairn.interop.conversion.tensor_streams import is_floating
 from cairn.service.errors import InvalidRequestError
-from cairn.storage.errors import CorruptionError, InvalidURIError, NotFoundError
+from cairn.storage.errors import CorruptionError, InvalidURIError, NotFoundError, SourceRefusedError
 from cairn.storage.runs.run import Run
 from cairn.storage.safetensors.reader import read_header, read_tensor
 from cairn.storage.store.disk.confinement import source_folder
@@ -87,7 +87,18 @@ def _place(uri: StoreURI, file: str) -> tuple[Files, str]:
         raise _wrong(file, "the address of a file", str(exc)) from exc
     if not address.name.endswith((".npz", ".safetensors")):
         raise _wrong(file, "a file that ends in .npz or .safetensors", address.name)
-    return open_files(source_folder(uri, str(address.parent))), address.name
+    try:
+        folder = source_folder(uri, str(address.parent))
+    except SourceRefusedError as exc:
+        raise SourceRefusedError(
+            "the file of reference logits lies where this server may not read",
+            path=file,
+            expected="a file in the root of the run, or in a folder that an administrator allows",
+            found=str(address.parent),
+            next_step="Move it there, or start the server with --adopt-from FOLDER (or set "
+            "CAIRN_ADOPT_FROM).",
+        ) from exc
+    return open_files(folder), address.name
 
 
 def _npz(path: Path) -> dict[str, np.ndarray]:

@@ -16,6 +16,7 @@ from cairn.interop.conversion.value_ops import Plus, Times
 from cairn.interop.errors import ConversionError
 from cairn.interop.families.family import get_family
 from cairn.interop.trainers.mapped_model import MappedModel, map_model
+from cairn.state.models.exported_logits import round_tied_head
 from tests.trainers.kept import kept, reference
 
 TOLERANCE = 1e-4
@@ -67,6 +68,8 @@ class KeptModel:
                 for name, array in zip(rule.tensors, written, strict=True)
             }
         load(self.model, tensors)
+        if self.map.head_rounding is not None:
+            round_tied_head(self.model, *self.map.head_rounding)
         with torch.no_grad():
             logits = self.model(torch.from_numpy(self.tokens)).logits.numpy()
         expected = self.expected[..., : logits.shape[-1]]
