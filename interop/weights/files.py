@@ -197,7 +197,7 @@ def open_pretrained(
     _warn_of_unread_tokenizers(folder)
     if is_easydel:
         weights: RowSource = SafetensorsFolder(WeightFiles(folder, (WEIGHTS_FILE,)))
-        config = config.replace(tokenizer_files=files)
+        config = _with_tokenizer(config, files)
         return PretrainedWeights(str(folder.uri), config, weights, is_easydel=True)
     weights = _weights(folder, config)
     if part:
@@ -209,7 +209,7 @@ def open_pretrained(
         weights = Dequantized(weights, method, dtype, str(folder.uri))
     is_tied = bool((config_kwargs or {}).get("tie_word_embeddings"))
     config = _untied_where_different(config, weights, str(folder.uri), is_tied=is_tied)
-    config = config.replace(tokenizer_files=files)
+    config = _with_tokenizer(config, files)
     weights = _with_tied_names(config, _with_base_prefix(config, weights))
     return PretrainedWeights(str(folder.uri), config, weights)
 
@@ -346,11 +346,16 @@ def _config(data: dict[str, Any], updates: Mapping[str, Any] | None) -> EDPretra
         raise ConfigError(
             path="config_kwargs",
             expected="keys of config.json, or options of the model: "
-            f"{', '.join(sorted(read | OURS_ALONE - {'tokenizer_files'}))}",
+            f"{', '.join(sorted(read | OURS_ALONE))}",
             found=f"unknown: {', '.join(sorted(unread))}",
             next_step="correct these names",
         )
     return AutoEasyDeLConfig.from_hf(data | keys).replace(**options)
+
+
+def _with_tokenizer(config: EDPretrainedConfig, files: Mapping[str, bytes]) -> EDPretrainedConfig:
+    """Return the config with the folder's tokenizer files; those that `config_kwargs` gave win."""
+    return config.replace(tokenizer_files={**files, **config.tokenizer_files})
 
 
 def _with_base_prefix(config: EDPretrainedConfig, weights: RowSource) -> RowSource:
@@ -420,6 +425,4 @@ def _read_gguf(
     file: GGUFFile, path: str, config_kwargs: Mapping[str, Any] | None
 ) -> PretrainedWeights:
     config = _config(file.config().to_hf(), config_kwargs)
-    return PretrainedWeights(
-        path, config.replace(tokenizer_files=file.tokenizer_files()), file, file
-    )
+    return PretrainedWeights(path, _with_tokenizer(config, file.tokenizer_files()), file, file)

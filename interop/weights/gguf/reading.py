@@ -159,15 +159,16 @@ class GGUFFile:
     def tokenizer_files(self) -> dict[str, bytes]:
         """Return the files of the tokenizer, as transformers writes them, by name.
 
-        Without transformers, and with a warning if transformers can't convert the tokenizer, the
-        result is empty.
+        The result is empty, with a warning, if transformers is missing or can't convert the
+        tokenizer.
         """
+        kind = self._fields.get("tokenizer.ggml.model")
+        if kind is None or kind.contents() in NO_TOKENIZER_KINDS:
+            return {}
         try:
             transformers = importlib.import_module("transformers")
         except ImportError:
-            return {}
-        kind = self._fields.get("tokenizer.ggml.model")
-        if kind is None or kind.contents() in NO_TOKENIZER_KINDS:
+            self._warn_left_out("transformers (cairn-checkpoints[torch]) to convert it", "none")
             return {}
         # Not `AutoTokenizer`: it reads the vocabulary twice to get a config, which is slow, and
         # in transformers 5.0 it chose CodeLlama's tokenizer for every Llama.

@@ -52,6 +52,12 @@ KIND: Final = "convert"
 # Part of every artifact's identity. Raise it when the same checkpoint and options give other bytes,
 # so that old artifacts are not taken for new ones.
 RULE_VERSION: Final = 4
+NO_TOKENIZER: Final = (
+    "none: the step was saved without tokenizer files, which an endpoint such as transformers "
+    "serve needs. from_pretrained(FOLDER) brings those of the folder along, "
+    "DecoderConfig(tokenizer_files=...) others."
+)
+_TOKENIZERS: Final = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json"})
 
 
 HUGGINGFACE: Final = "huggingface"
@@ -205,6 +211,8 @@ def _plan(
         settings = generation_file(config, assets.get(GENERATION_FILE))
     if settings is not None:
         assets[GENERATION_FILE] = settings
+    if not _TOKENIZERS & assets.keys():
+        notes["tokenizer"] = NO_TOKENIZER
     small = {**assets, **own}
     return ExportContent(shards, {"format": "pt"}, small, finite=finite, notes=notes)
 

@@ -1,6 +1,7 @@
 """Tokenizers that go into GGUF files and come out of them: the same text has to be the same ids."""
 
 import json
+import sys
 
 import gguf
 import pytest
@@ -200,6 +201,13 @@ def test_a_broken_tokenizer_is_left_out_and_told(metadata, tmp_path):
     with pytest.warns(
         UserWarning, match=r"(?s)the tokenizer is left out: .*tokenizer's files from"
     ):
+        assert file.tokenizer_files() == {}
+
+
+def test_a_tokenizer_that_nothing_here_converts_is_left_out_and_told(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    file = written(tmp_path / "x.gguf", {"tokenizer.ggml.model": "gpt2"})
+    with pytest.warns(UserWarning, match=r"expected transformers .* to convert it, found none"):
         assert file.tokenizer_files() == {}
 
 

@@ -86,9 +86,15 @@ def test_the_base_class_finds_the_model_class(folder):
 
 def test_options_of_ours_and_of_the_config_are_taken(folder):
     model = DecoderForCausalLM.from_pretrained(
-        folder, config_kwargs={"scan_layers": True, "rms_norm_eps": 1e-3}
+        folder,
+        config_kwargs={
+            "scan_layers": True,
+            "rms_norm_eps": 1e-3,
+            "tokenizer_files": {"tokenizer.json": b"{}"},
+        },
     )
     assert model.config.scan_layers
+    assert model.config.tokenizer_files["tokenizer.json"] == b"{}"
     assert model.config.rms_norm_eps == 1e-3
     assert model.model.norm.eps == 1e-3
 
