@@ -412,6 +412,12 @@ class RunColumn(Response):
     better: Better | None = Field(
         default=None, description="Of a metric, whether small or large values are good."
     )
+    unknown: bool = Field(
+        default=False,
+        exclude_if=lambda is_unknown: not is_unknown,
+        description="The run may have a value all the same: it has more config entries (200) or "
+        "metrics (1,000) than lists keep, and none of the kept ones has this name.",
+    )
 
 
 class Run(Response):

@@ -20,6 +20,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
+from cairn.service.catalog.configs import MAX_ENTRIES
 from cairn.service.catalog.entries import number_entry, text_entry
 from cairn.service.catalog.events.lost_records import problem
 from cairn.service.catalog.events.outbox import EventColumns, event_columns
@@ -373,10 +374,14 @@ def run_cells(
         if field == "labels":
             return RunColumn(field=text, value=run.labels.get(key))
         if field == "config":
-            return RunColumn(field=text, value=configs.get(run.id, {}).get(key))
+            config = configs.get(run.id, {})
+            is_cut = len(config) >= MAX_ENTRIES  # of exactly so many entries none may be left out
+            return RunColumn(
+                field=text, value=config.get(key), unknown=is_cut and key not in config
+            )
         metric = metrics.get((run.id, key))
         if metric is None:
-            return RunColumn(field=text)
+            return RunColumn(field=text, unknown=run.metrics_cut)
         if field == "best":
             value = None if metric.best is None else plain_number(metric.best)
             return RunColumn(field=text, value=value, step=metric.best_step, better=metric.better)

@@ -91,6 +91,7 @@ from cairn.service.command.output.listings import (
     list_checkpoints,
     list_operations,
     list_runs,
+    name_limits,
     name_problems,
 )
 from cairn.service.command.roots import roots_app
@@ -383,6 +384,8 @@ def runs(
         return
     list_runs(console, listed)
     name_problems(errors, listed)
+    if filter or order_by or columns:
+        name_limits(errors, listed)
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,25 @@ def name_problems(errors: Console, runs: Iterable[Run]) -> None:
             errors.print(f"{run.name}: {problem}", soft_wrap=True, markup=False)
 
 
+def name_limits(errors: Console, runs: Sequence[Run]) -> None:
+    """Print which columns have no best values, and which runs have more than the catalog keeps."""
+    for column in zip(*(run.columns for run in runs), strict=True):
+        field, name, metric = column[0].field.partition("best.")
+        if name and not field and all(cell.value is None and not cell.unknown for cell in column):
+            text = (
+                f"No best value of {metric}: no step of these runs says whether lower or higher is "
+                f"better. Say it once for each run: `cairn annotate RUN --better {metric}=min`"
+            )
+            errors.print(text, soft_wrap=True, markup=False)
+    for run in runs:
+        if run.metrics_cut:
+            text = f"{run.name}: more than 1,000 metrics; lists know the first 1,000"
+            errors.print(text, soft_wrap=True, markup=False)
+        if any(cell.unknown and cell.field.startswith("config.") for cell in run.columns):
+            text = f"{run.name}: more than 200 config entries; lists know the first 200"
+            errors.print(text, soft_wrap=True, markup=False)
+
+
 def list_operations(console: Console, operations: Iterable[Operation]) -> None:
     """Print a table of operations."""
     titles = ("operation", "kind", "state", "done", "total", "created (UTC)", "of")
@@ -80,6 +99,8 @@ def _run(run: Run) -> tuple[Cell, ...]:
 
 def _column(column: RunColumn) -> tuple[Cell, ...]:
     value = f"{column.value:.6g}" if isinstance(column.value, float) else column.value
+    if column.unknown:
+        value = "unknown"
     return (value, column.step) if column.field.startswith("best.") else (value,)
 
 

@@ -121,6 +121,7 @@ class Column:
         ascending: Sorting by it begins with small values.
         is_number: Its values are numbers.
         is_undirected: It has the best values of a metric of which no step says which are better.
+        has_unknown: Some run has more entries than the catalog keeps, and may have a value.
     """
 
     text: str
@@ -129,6 +130,7 @@ class Column:
     ascending: bool
     is_number: bool
     is_undirected: bool
+    has_unknown: bool
 
     @classmethod
     def of(cls, path: Path, cells: Sequence[RunColumn]) -> Self:
@@ -143,6 +145,7 @@ class Column:
             ascending=not is_metric or any(cell.better == "min" for cell in cells),
             is_number=is_metric or any(isinstance(cell.value, float) for cell in cells),
             is_undirected=is_best and all(cell.value is None for cell in cells),
+            has_unknown=any(cell.unknown for cell in cells),
         )
 
 

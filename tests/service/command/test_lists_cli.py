@@ -16,7 +16,7 @@ from cairn.service.schemas import (
 )
 from tests.service.commands import ExitStatus, cairn_here
 from tests.service.planes import running_plane
-from tests.service.stores import annotate, make_run
+from tests.service.stores import annotate, begin_attempt, make_run, publish
 
 
 @pytest.fixture(scope="module")
@@ -100,12 +100,35 @@ def noted(tmp_path_factory):
         for step, way in enumerate(ways, start=1):
             annotate_step(run, {}, step, {"eval/loss": way})
         delete_step(run, run.step(4), by="test")
+    wide = make_run(store / "wide")
+    attempt = begin_attempt(wide, base_step=-1)
+    publish(wide, attempt.number, 1, config={f"c{number:03}": number for number in range(201)})
+    annotate(wide, 1, metrics={f"m{number:04}": 1.0 for number in range(1001)})
     with running_plane(store, folder / "data") as (url, _):
         yield url, store
 
 
 def annotate_step(run, metrics, step, better=None):
     cairn.annotate(f"{run.uri}/steps/{step}", metrics=metrics, better=better or {})
+
+
+def test_columns_tell_what_no_step_says_and_what_lists_do_not_keep(noted):
+    url, _ = noted
+    asked = ("runs", "--filter", "name = silent", "--columns", "best.eval/loss, metrics.eval/loss")
+    done = cairn_here(*asked, url=url)
+    assert done.stdout.splitlines()[1].split("\t")[-3:] == ["", "", "3"]
+    assert "no step of these runs says whether lower or higher is better" in done.stderr
+    assert done.stderr.rstrip().endswith("`cairn annotate RUN --better eval/loss=min`")
+    names = "config.c199, config.c200, metrics.m0999, metrics.m1000, best.m1000"
+    done = cairn_here("runs", "--filter", "name = wide", "--columns", names, url=url)
+    cells = done.stdout.splitlines()[1].split("\t")[-6:]
+    assert cells == ["199", "unknown", "1", "unknown", "unknown", ""]
+    assert done.stderr.splitlines() == [
+        "wide: more than 1,000 metrics; lists know the first 1,000",
+        "wide: more than 200 config entries; lists know the first 200",
+    ]
+    columns = json.loads(cairn_here(*asked, "--json", url=url).stdout)["runs"][0]["columns"]
+    assert all("unknown" not in column for column in columns)
 
 
 def path_of(checkpoint, url):

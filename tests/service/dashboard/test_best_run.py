@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from cairn import annotate_step
 from tests.service.dashboard.conftest import AXE, PHONE, opened
 from tests.service.dashboard.test_every_page import SERIOUS
-from tests.service.stores import annotate, make_run
+from tests.service.stores import annotate, begin_attempt, make_run, publish
 
 ODD = '<b>"odd" & name</b>'
 LOSSES = {"sweep-1": (3.0, 1.5, 1.75), "sweep-2": (3.0, 1.0, 2.5), "sweep-3": (3.0, math.nan, 2.0)}
@@ -25,7 +25,9 @@ def swept(trained):
         for step, loss in zip((10, 20, 30), losses, strict=True):
             metrics = {"train/loss": loss, ODD: -math.inf if step == 10 else number}
             annotate_step(run, step, metrics=metrics, better={"train/loss": "min"}, by="trainer")
-    many = make_run(trained / "many", (10,))
+    many = make_run(trained / "many")
+    attempt = begin_attempt(many, base_step=-1)
+    publish(many, attempt.number, 10, config={f"c{number:03}": number for number in range(201)})
     annotate(many, 10, metrics={f"m{number:05}": float(number) for number in range(10_000)})
     return trained
 
@@ -103,13 +105,15 @@ def test_comparison_can_be_read_by_everybody_and_on_a_phone(page):
 
 
 def test_what_a_store_holds_is_text_and_bounded(page):
-    columns = quote(f"metrics.'{ODD}',best.'{ODD}'")
+    columns = quote(f"metrics.'{ODD}',best.'{ODD}',config.c200")
     answer = page.goto(f"/?filter=metrics:*&columns={columns}")
     assert len(answer.body()) < 100_000
     cells = page.get_by_role("cell", name="2", exact=True)
     expect(cells.first).to_be_visible()
     expect(page.get_by_text("no step of these runs says whether")).to_contain_text(ODD)
     expect(page.get_by_text("many has more than 1,000 metrics")).to_be_visible()
+    expect(page.get_by_role("cell", name="unknown")).to_have_count(3)  # of the run `many`
+    expect(page.get_by_text("lists keep the first 200 entries")).to_be_visible()
     answer = page.goto("/compare/runs?run=default/many&run=default/none&run=x&equal=true")
     assert len(answer.body()) < 200_000
     expect(page.get_by_role("status").first).to_contain_text("Not found: default/none, x/.")
