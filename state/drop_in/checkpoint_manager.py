@@ -746,6 +746,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
                     stored.leaves(name),
                     stored.texts(name),
                     name=name,
+                    array_names=stored.array_names(name),
+                    variables=stored.variables(name),
                     containers=partial(stored.containers, name),
                     metadata=partial(stored.placements, name),
                 )

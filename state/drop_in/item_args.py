@@ -27,6 +27,7 @@ from cairn.state.drop_in.single_values import (
     kind_of,
     problem_of,
 )
+from cairn.storage.arrays.orbax_tree import array_name
 from cairn.storage.errors import TreeMismatchError, UnsupportedFormatError
 
 __all__ = [
@@ -410,6 +411,8 @@ def tree_target(
     texts: Collection[str],
     *,
     name: str,
+    array_names: Mapping[str, str],
+    variables: Mapping[str, str],
     containers: Callable[[], Containers],
     metadata: Callable[[], Any],
 ) -> TreeTarget:
@@ -420,6 +423,8 @@ def tree_target(
         stored: shape and dtype of each stored leaf, by path.
         texts: paths of stored leaves that are text.
         name: the item's name.
+        array_names: Orbax's name of a leaf's array, by path, where it is not the path itself.
+        variables: path at which Orbax has the value of a Variable, by the Variable's path.
         containers: function that returns the containers in which the leaves were saved.
         metadata: function that returns Orbax's metadata of the item.
 
@@ -443,13 +448,17 @@ def tree_target(
     if item is None:
         item = restore_args
     if item is None:
-        saved = containers()
-        item = saved.nest({**stored, **saved.numbers_in(stored), **dict.fromkeys(texts, "")})
+        saved, as_saved = containers(), {variables.get(path, path): stored[path] for path in stored}
+        item = saved.nest({**as_saved, **saved.numbers_in(as_saved), **dict.fromkeys(texts, "")})
     opened = open_modules({name: item})
     tree = opened.trees[name]
     leaves = flatten(tree)
+    # As a load does: at the paths of the target, with or without the Variables' "value".
+    moved = {path: saved_at for path, saved_at in variables.items() if saved_at in leaves}
+    stored = {moved.get(path, path): leaf for path, leaf in stored.items()}
     has_item = item_args is not None and item_args.item is not None
     gaps = _empty_places(tree) if has_item else set()
+    gaps |= {path for path, saved_at in variables.items() if saved_at in gaps}
     is_partial = fixed and has_item and item_args.partial_restore
     if is_partial:
         gaps |= {*stored, *texts} - leaves.keys()
@@ -459,7 +468,7 @@ def tree_target(
     fallback = (
         item_args.fallback_sharding if isinstance(item_args, ocp.args.StandardRestore) else None
     )
-    placed = _Placements(metadata, fallback)
+    placed = _Placements(metadata, array_names, fallback)
     problems: list[str] = []
     if restore_args is not None:
         left = leaves.keys() - args - _empty_places(restore_args)
@@ -583,7 +592,7 @@ def _target_of(
             return leaf
     if on_host and kind is None and not shape and isinstance(leaf, int | float | complex):
         return leaf  # a Python number is restored as a Python number
-    if on_host:
+    if on_host and not is_key_dtype(dtype):
         return np.broadcast_to(np.zeros((), dtype), shape)  # a shape and a dtype; no memory
     if isinstance(sharding, jax.sharding.NamedSharding) and is_key_dtype(dtype):
         # Orbax stores the sharding of the keys' words, which have an axis more than the keys.
@@ -607,8 +616,14 @@ def _are_words(leaf: Any, stored: jax.ShapeDtypeStruct) -> bool:
 class _Placements:
     """Shardings with which an item's leaves were saved; read on first use."""
 
-    def __init__(self, metadata: Callable[[], Any], fallback: jax.sharding.Sharding | None) -> None:
+    def __init__(
+        self,
+        metadata: Callable[[], Any],
+        array_names: Mapping[str, str],
+        fallback: jax.sharding.Sharding | None,
+    ) -> None:
         self._metadata = metadata
+        self._array_names = array_names
         self._fallback = fallback
         self._leaves: dict[str, Any] | None = None
 
@@ -619,8 +634,10 @@ class _Placements:
         restored to this process's first device.
         """
         if self._leaves is None:
-            self._leaves = flatten(self._metadata().tree)
-        metadata = getattr(self._leaves.get(path), "sharding", None)
+            tree = flatten(self._metadata().tree)
+            self._leaves = {array_name(saved_at): leaf for saved_at, leaf in tree.items()}
+        name = self._array_names.get(path) or array_name(path)
+        metadata = getattr(self._leaves.get(name), "sharding", None)
         if metadata is None:
             return None, True, ""
         if isinstance(metadata, ocp.metadata.SingleDeviceShardingMetadata):

@@ -19,6 +19,7 @@ from cairn.storage.arrays.orbax_tree import (
     META_ITEM,
     OLD_ROOT_METADATA,
     ROOT_METADATA,
+    StoredTree,
     parse_custom,
     parse_json_object,
 )
@@ -118,7 +119,7 @@ class StoredItems:
         meta = self._reader.meta()  # by item, unless "meta" is the only one
         named = {META_ITEM: meta} if {*self._plain.json_files} == {META_ITEM} else meta
         single = (
-            self._plain.trees.get(SINGLE_ITEM) in _UNNAMED
+            self._plain.trees.get(SINGLE_ITEM) in _UNNAMED and not self._plain.arrays
             if self._plain.trees
             else {*self._plain.json_files} - {"metrics"} == {"default"}
         )
@@ -164,9 +165,24 @@ class StoredItems:
         """Return the paths of the leaves of a tree that are text."""
         return self._reader.texts(tree).keys()
 
+    def array_names(self, tree: str) -> Mapping[str, str]:
+        """Return Orbax's name of each array of an imported tree, by path; {} for others."""
+        return {} if self._plain is None else self._stored(tree).arrays
+
+    def variables(self, tree: str) -> Mapping[str, str]:
+        """Return the path at which Orbax has the value of a Variable, by the Variable's path."""
+        return {} if self._plain is None else self._stored(tree).variables
+
+    def _stored(self, tree: str) -> StoredTree:
+        arrays = self._reader.arrays(tree)
+        assert arrays is not None, "only trees are asked for"
+        return arrays.tree
+
     def containers(self, tree: str) -> Containers:
         """Return the containers in which a tree was saved."""
         if self._plain is not None:
+            if tree in self._plain.arrays:  # its paths are not those of Orbax
+                return Containers([], {}, {})
             return Containers.of(self.placements(tree).tree)
         return Containers.from_json(self._kept.get("containers", {}).get(tree, {}))
 

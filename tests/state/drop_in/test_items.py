@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 from flax.training.train_state import TrainState
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
@@ -141,6 +142,45 @@ def test_containers_of_an_imported_step_come_back_as_with_orbax(tmp_path: Path) 
     expected = restore(ocp.CheckpointManager, tmp_path / "old", args.PyTreeRestore())
     assert kinds(imported) == kinds(expected)
     assert_same(imported, expected)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_keys_and_values_of_variables_come_back_from_imported_and_own_steps_as_with_orbax(
+    tmp_path: Path, impl: str
+) -> None:
+    key = jax.random.key(3, impl=impl)
+    leaves = {
+        "key": {"value": jax.random.split(key, (2, 3))},
+        "on_mesh": {"value": jax.device_put(jnp.arange(8.0), split())},
+        "list": [{"value": key}, key, {"value": np.ones(2)}],
+    }
+    state = nnx.state(nnx.Rngs(params=key, dropout=1))
+    dicts, of_nnx = args.StandardSave({"nested": leaves}), args.StandardSave(state)
+    for name, saved in (("dicts", dicts), ("nnx", of_nnx)):
+        old = tmp_path / f"old-{name}"
+        save(ocp.CheckpointManager, old, saved)
+        expected = restore(ocp.CheckpointManager, old, args.StandardRestore())
+        run = adopt(old).run
+        with CheckpointManager(run) as manager:
+            described = args.StandardRestore(manager.item_metadata(1))
+        for wanted in (None, args.StandardRestore(), args.PyTreeRestore(), described):
+            restored = restore(CheckpointManager, run, wanted)
+            assert kinds(restored) == kinds(expected)
+            assert_same(restored, expected)
+        assert_same(restore(CheckpointManager, run, args.StandardRestore(saved.item)), saved.item)
+        words = jax.tree.map(ocp.utils.to_shape_dtype_struct, saved.item)
+        assert_same(restore(CheckpointManager, run, args.StandardRestore(words)), saved.item)
+        save(CheckpointManager, tmp_path / f"own-{name}", saved)
+        own = restore(CheckpointManager, tmp_path / f"own-{name}", None)
+        assert_same(jax.tree.leaves(own), jax.tree.leaves(expected))
+
+
+def test_a_placeholder_of_an_imported_variable_leaves_it_out_as_with_orbax(tmp_path: Path) -> None:
+    save(ocp.CheckpointManager, tmp_path / "old", args.PyTreeSave({"a": {"value": jnp.ones(2)}}))
+    run = adopt(tmp_path / "old").run
+    for gap in (..., None):
+        wanted = args.PyTreeRestore({"a": {"value": gap}})
+        assert restore(CheckpointManager, run, wanted) == {"a": {"value": gap}}
 
 
 def test_a_step_of_the_checkpointer_comes_back_in_plain_dicts(tmp_path: Path) -> None:
