@@ -19,7 +19,14 @@ from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import done, save_llama
 from tests.service.seams import event_retention
-from tests.service.test_openapi import BODIES, INVALID, QUERIES, UNKNOWN, described, operations
+from tests.service.test_openapi import (
+    INVALID,
+    QUERIES,
+    UNKNOWN,
+    described,
+    example_body,
+    operations,
+)
 
 RUN = "/v1/roots/default/runs/llama"
 STALE = {"If-Match": '"7"'}
@@ -94,10 +101,6 @@ def address(path, values):
     return path
 
 
-def body_of(path):
-    return BODIES.get(path.rpartition(":")[2].rpartition("/")[2], {})
-
-
 @contextmanager
 def broken(http, error):
     whole = http.app.state.plane
@@ -146,7 +149,7 @@ def prune_events(http):
 def visit(http, known, method, path, status):
     """The answer that a status is expected of."""
     real = {**REAL, "name": "_CHECKPOINT_METADATA"} if "/checkpoints/" in path else REAL
-    url, body = address(path, {**real, **known}), body_of(path)
+    url, body = address(path, {**real, **known}), example_body(method, path)
     if status in FAULTS:
         with broken(http, FAULTS[status]()):
             return http.request(method, url, json=body, headers={"If-Match": '"1"'})
@@ -191,7 +194,9 @@ def test_every_status_that_an_operation_declares_is_answered(served, guarded, me
     if status in (401, 429):
         http, key = guarded
         headers = {} if status == 401 else bearer(key)
-        answer = http.request(method, address(path, UNKNOWN), json=body_of(path), headers=headers)
+        answer = http.request(
+            method, address(path, UNKNOWN), json=example_body(method, path), headers=headers
+        )
     else:
         answer = visit(*served, method, path, status)
     assert answer.status_code == status, answer.text

@@ -25,7 +25,14 @@ from cairn.service.dashboard.routers import ROUTERS as PAGES
 from tests.service.access.conftest import ADDRESS, Keys, bearer
 from tests.service.access.issuer import AUDIENCE, running_issuer
 from tests.service.stores import make_run
-from tests.service.test_openapi import BODIES, INVALID, QUERIES, UNKNOWN, check_declared, routes
+from tests.service.test_openapi import (
+    INVALID,
+    QUERIES,
+    UNKNOWN,
+    check_declared,
+    example_body,
+    routes,
+)
 
 PERMISSIONS = {
     # "": nobody needs a key. "all": the scope in all roots.
@@ -139,7 +146,7 @@ class Server:
         )
         assert promoted.status_code == 200, promoted.text
         http.get("/v1/runs?refresh=true", headers=all_roots)
-        webhook = BODIES["webhooks"] | {"runs": "nothing"}  # none is sent to it
+        webhook = example_body("post", "/v1/webhooks") | {"runs": "nothing"}  # none is sent to it
         made = http.post("/v1/webhooks", json=webhook, headers=all_roots)
         self.real = REAL | {
             "operation": self._ended(started.json()["id"]),
@@ -309,7 +316,7 @@ def test_every_operation_has_a_row_and_says_in_the_document_what_it_needs(server
 def test_operation_is_done_for_those_who_may_and_for_nobody_else(server, method, path):
     operation = server.document["paths"][path][method]
     has_body = "requestBody" in operation
-    valid = json.dumps(BODIES.get(verb(path), {})) if has_body else None
+    valid = json.dumps(example_body(method, path)) if has_body else None
     mistaken = addressed(path, INVALID | {"root": ROOT, "worker": "-"}) + "?odd=%00&page_size=x"
     real, nothing = addressed(path, server.real), addressed(path, NOTHING)
     refused, permitted = [], []
@@ -395,9 +402,8 @@ def test_root_that_is_gone_is_one_that_never_was_and_names_no_other(server):
     for path, item in server.document["paths"].items():
         for method, operation in item.items():
             if "all" not in PERMISSIONS[operation["operationId"]]:
-                body = (
-                    json.dumps(BODIES.get(verb(path), {})) if "requestBody" in operation else None
-                )
+                example = example_body(method, path)
+                body = json.dumps(example) if "requestBody" in operation else None
                 requests.append((path, method, body))
     requests += [
         (route.path + PAGE_QUERY, "get", None)
