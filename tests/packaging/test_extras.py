@@ -1,5 +1,6 @@
 """Each extra brings what its part needs; where it is missing, one error says which to install."""
 
+import json
 import subprocess
 import tomllib
 from importlib import metadata
@@ -60,6 +61,15 @@ def test_the_command_needs_no_extra(control_plane):
     done = run(without(EVERY_EXTRA), "checkpoints", "llama", "--url", control_plane)
     assert done.returncode == 0, done.stderr
     assert "3" in done.stdout
+
+
+def test_doctor_of_a_client_looks_at_no_store_and_no_database(control_plane):
+    done = run(without(EVERY_EXTRA), "doctor", "--json", "--url", control_plane)
+    findings = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert "not installed here" in findings["control plane"]["found"]
+    assert not {"catalog", "keys", "root default"} & findings.keys()
+    failed = [name for name, finding in findings.items() if finding["outcome"] == "fail"]
+    assert failed == ["server"]  # this one has no jobs
 
 
 HELP = """

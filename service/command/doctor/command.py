@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from cairn.installation import installed_version
+from cairn.installation import installed_version, missing_extra
 from cairn.service.client.protocol.paths import DEFAULT_URL
 from cairn.service.command.doctor.environment import (
     check_data_folder,
@@ -37,7 +37,6 @@ from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
 from cairn.service.errors import SettingsError
 from cairn.service.settings import Settings, load_settings
-from cairn.storage.store.uri import StoreURI
 
 app: Final = typer.Typer()
 
@@ -116,10 +115,7 @@ def _list(findings: Iterable[Finding]) -> None:
 def _checks(
     settings: Settings | None, url: str | None, *, probe: bool, seconds: float
 ) -> dict[str, Check]:
-    """Return the checks by name; without settings, those that need none.
-
-    A check imports its modules when it runs: they may belong to an extra that is not installed.
-    """
+    """Return the checks by name; without settings, those that need none."""
     checks: dict[str, Check] = {
         "settings": lambda: check_settings(os.environ),
         "versions": check_versions,
@@ -128,47 +124,40 @@ def _checks(
         "command": lambda: check_commands(os.environ.get("PATH", ""), Path(sys.executable).parent),
     }
     if settings is not None:
-        roots = settings.root_uris
-        schemes = frozenset(uri.scheme for uri in roots.values())
-        checks["emulators"] = lambda: check_emulators(os.environ, schemes)
-        checks["data folder"] = lambda: check_data_folder(settings.data_dir)
-        for name, uri in roots.items():
-            checks[f"root {name}"] = partial(_root, name, uri, probe, seconds)
-        checks["catalog"] = lambda: _catalog(settings.database_url, seconds)
-        checks["added roots"] = lambda: _added_roots(settings, probe, seconds)
-        checks["keys"] = lambda: _keys(settings, seconds)
-        checks["jobs"] = lambda: _jobs(settings.jobs_database_url, seconds)
+        try:
+            checks |= _checks_of_server(settings, probe, seconds)
+        except ModuleNotFoundError as error:
+            explained = missing_extra(error, used="the control plane")
+            if explained is None:
+                raise
+            text = f"not installed here, so no roots and databases are checked. {explained}"
+            finding = Finding("control plane", Outcome.OK, text)
+            checks["control plane"] = lambda: [finding]
     checks["server"] = lambda: check_server(
         url, os.environ, version=installed_version(), seconds=seconds
     )
     return checks
 
 
-def _root(name: str, uri: StoreURI, probe: bool, seconds: float) -> Iterable[Finding]:
-    from cairn.service.command.doctor.stores import check_root
+def _checks_of_server(settings: Settings, probe: bool, seconds: float) -> dict[str, Check]:
+    """Return the checks of roots and databases, which need the extras of a server.
 
-    return check_root(name, uri, probe=probe, seconds=seconds)
+    Raises:
+        ModuleNotFoundError: They are not installed.
+    """
+    from cairn.service.command.doctor import databases, stores
 
-
-def _catalog(url: str, seconds: float) -> Iterable[Finding]:
-    from cairn.service.command.doctor.databases import check_catalog
-
-    return check_catalog(url, seconds=seconds)
-
-
-def _added_roots(settings: Settings, probe: bool, seconds: float) -> Iterable[Finding]:
-    from cairn.service.command.doctor.databases import check_added_roots
-
-    return check_added_roots(settings, probe=probe, seconds=seconds)
-
-
-def _keys(settings: Settings, seconds: float) -> Iterable[Finding]:
-    from cairn.service.command.doctor.databases import check_keys
-
-    return check_keys(settings, seconds=seconds)
-
-
-def _jobs(url: str, seconds: float) -> Iterable[Finding]:
-    from cairn.service.command.doctor.databases import check_jobs
-
-    return check_jobs(url, seconds=seconds)
+    roots = settings.root_uris
+    schemes = frozenset(uri.scheme for uri in roots.values())
+    return {
+        "emulators": lambda: check_emulators(os.environ, schemes),
+        "data folder": lambda: check_data_folder(settings.data_dir),
+        **{
+            f"root {name}": partial(stores.check_root, name, uri, probe=probe, seconds=seconds)
+            for name, uri in roots.items()
+        },
+        "catalog": lambda: databases.check_catalog(settings.database_url, seconds=seconds),
+        "added roots": lambda: databases.check_added_roots(settings, probe=probe, seconds=seconds),
+        "keys": lambda: databases.check_keys(settings, seconds=seconds),
+        "jobs": lambda: databases.check_jobs(settings.jobs_database_url, seconds=seconds),
+    }
