@@ -10,7 +10,7 @@ from typing import Any, Final, Self, TypeVar
 import httpx
 from pydantic import BaseModel
 
-from cairn.service.client.protocol.api_key import authorization
+from cairn.service.client.protocol.api_key import key_auth
 from cairn.service.client.protocol.paths import DEFAULT_URL, step_path
 from cairn.service.client.protocol.requests import Parameter, idempotency, without_none
 from cairn.service.client.protocol.responses import raise_for_problem, read_body, unreachable
@@ -57,7 +57,8 @@ class Connection:
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=AT_ONCE),
                 transport=transport,
                 trust_env=False,  # a proxy does not know this machine's loopback address
-                headers={"Accept": "application/json", **authorization(key)},
+                headers={"Accept": "application/json"},
+                auth=key_auth(key),
             )
         except httpx.InvalidURL as exc:
             raise unreachable(self.url, exc) from exc

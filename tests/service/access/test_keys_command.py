@@ -160,6 +160,14 @@ def test_client_takes_its_key_from_the_environment_or_a_file(
         monkeypatch.setenv("CAIRN_KEY_FILE", str(file))
         with Client(url) as client:
             assert [run.name for run in client.runs()] == ["run"]
+        file.write_text(key[:-3] + "AAA")
+        with Client(url) as client:
+            for text in (file.read_text(), ""):  # as it was, and while it is being replaced
+                file.write_text(text)
+                with pytest.raises(ProblemResponseError, match="Not signed in"):
+                    list(client.runs())
+            file.write_text(key)  # another key, in the same file, while the client goes on
+            assert [run.name for run in client.runs()] == ["run"]
         monkeypatch.setenv("CAIRN_KEY", other)
         with Client(url) as client:  # the variable comes before the file
             made = client.create_key("third", scope="operate", expires_seconds=60)
