@@ -12,7 +12,6 @@ from cairn.service.schemas import (
 )
 from cairn.storage.errors import ArtifactNotFoundError
 from cairn.storage.runs.records.exports import (
-    ExportKey,
     ExportManifest,
     exports_of_run,
     published_exports,
@@ -133,22 +132,11 @@ def list_run_artifacts(
 
 def artifact_of(root: str, run: Run, manifest: ExportManifest) -> Artifact:
     """Return a published export of a run in the form of the API."""
-    key = _key(manifest)
+    key = manifest.key
     folder = run.uri / key.try_folder(manifest.folder)
     return artifact_body(ArtifactRef(root, run.uri.name, key), manifest, folder)
 
 
 def file_of(run: Run, manifest: ExportManifest, name: str) -> StoredFile:
     """Return a file of a published export of a run; see `stored_file`."""
-    return stored_file(manifest, run.uri / _key(manifest).try_folder(manifest.folder), name)
-
-
-def _key(manifest: ExportManifest) -> ExportKey:
-    return ExportKey.of(
-        step=manifest.step,
-        attempt=manifest.attempt,
-        kind=manifest.kind,
-        source=manifest.source,
-        options=manifest.options,
-        rule_version=manifest.rule_version,
-    )
+    return stored_file(manifest, run.uri / manifest.key.try_folder(manifest.folder), name)

@@ -1,14 +1,15 @@
 """Exports at stable addresses: by run, checkpoint and options."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cairn.service.actions.artifacts import artifact_of, file_of
 from cairn.service.actions.convert import requested_options
 from cairn.service.actions.plane import ControlPlane
+from cairn.service.export_options import options_text
 from cairn.service.http.downloads import StoredFile
 from cairn.service.jobs.kinds import convert
+from cairn.service.jobs.kinds.export_job import lost_files
 from cairn.service.schemas import Artifact, ConvertRequest
 from cairn.storage.errors import ArtifactNotFoundError
 from cairn.storage.runs.damage import refuse_damaged
@@ -16,6 +17,7 @@ from cairn.storage.runs.records.exports import ExportManifest, published_exports
 from cairn.storage.runs.records.layout import CheckpointRef
 from cairn.storage.runs.resolution import resolve_step
 from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo
 
 LATEST = "latest"
 
@@ -36,10 +38,14 @@ def find_export(
         RunNotFoundError, AliasNotFoundError, StepNotFoundError, StepInFlightError: There is no such
             checkpoint.
         StepDamagedError: The checkpoint is damaged.
-        ArtifactNotFoundError: It was not exported with these options; the text says how to do it.
+        ArtifactNotFoundError: It was not exported with these options, or the export has lost files;
+            the text says how to make it, and which exports of the checkpoint there are.
         UnsupportedFormatError: `max_shard_size` is no size, or an export's manifest is unreadable.
     """
-    stored_run, manifest = _published(plane, root, run, checkpoint, options)
+    stored_run, info, manifest = _published(plane, root, run, checkpoint, options)
+    if lost := lost_files(stored_run, manifest):
+        found = f"one that has lost {', '.join(lost[:20])}"
+        raise _missing(stored_run, info, root, options, found)
     return artifact_of(root, stored_run, manifest)
 
 
@@ -57,13 +63,13 @@ def find_export_file(
         ArtifactNotFoundError: Also if the export has no such file.
         CorruptionError: The stored file has another size.
     """
-    stored_run, manifest = _published(plane, root, run, checkpoint, options)
+    stored_run, _, manifest = _published(plane, root, run, checkpoint, options)
     return artifact_of(root, stored_run, manifest).id, file_of(stored_run, manifest, name)
 
 
 def _published(
     plane: ControlPlane, root: str, run: str, checkpoint: str, body: ConvertRequest
-) -> tuple[Run, ExportManifest]:
+) -> tuple[Run, StepInfo, ExportManifest]:
     options = requested_options(body)
     stored_run = plane.run(root, run)
     step = int(checkpoint) if checkpoint.isdigit() else None
@@ -71,36 +77,39 @@ def _published(
     ref = CheckpointRef(stored_run.uri, alias=alias, step=step)
     info = resolve_step(stored_run, ref, damaged=None)
     refuse_damaged(stored_run, info)
-    exports = [
-        export
-        for export in published_exports(stored_run.objects, info.step, info.attempt, convert.KIND)
-        if export.options == options and export.source == info.manifest_digest
-    ]
+    published = published_exports(stored_run.objects, info.step, info.attempt, convert.KIND)
+    of_step = [export for export in published if export.source == info.manifest_digest]
+    exports = [export for export in of_step if export.options == options]
     if exports:
         # An export of an earlier version stays at its address until it is made again.
-        return stored_run, max(exports, key=lambda export: export.rule_version)
-    step_path = f"/v1/roots/{root}/runs/{run}/checkpoints/{info.step}"
-    raise ArtifactNotFoundError(
+        return stored_run, info, max(exports, key=lambda export: export.rule_version)
+    raise _missing(stored_run, info, root, body, _listed(of_step))
+
+
+def _listed(exports: Sequence[ExportManifest]) -> str:
+    texts = sorted({options_text(export.options) for export in exports})
+    return f"exports with {'; '.join(texts)}" if texts else "no export of this step"
+
+
+def _missing(
+    run: Run, info: StepInfo, root: str, body: ConvertRequest, found: str
+) -> ArtifactNotFoundError:
+    name = run.uri.name
+    return ArtifactNotFoundError(
         "no export with these options",
-        path=f"{stored_run.uri}/steps/{info.step}",
-        expected=_text(body),
-        found="none that is complete",
-        next_step=f"Export it: `{_command(body, f'{root}/{run}/steps/{info.step}')}`, or POST "
-        f"{step_path}:convert with this body. Then ask again.",
+        path=f"{run.uri}/steps/{info.step}",
+        expected=options_text(requested_options(body)),
+        found=found,
+        next_step=f"Export it: `{_command(body, f'{root}/{name}/steps/{info.step}')}`, or POST "
+        f"/v1/roots/{root}/runs/{name}/checkpoints/{info.step}:convert with these options. Then "
+        "ask again.",
     )
 
 
-def _changed(body: ConvertRequest) -> Mapping[str, Any]:
-    return body.model_dump(mode="json", exclude_defaults=True)
-
-
-def _text(body: ConvertRequest) -> str:
-    return json.dumps(_changed(body))
-
-
 def _command(body: ConvertRequest, step: str) -> str:
+    changed: Mapping[str, Any] = body.model_dump(mode="json", exclude_defaults=True)
     words = ["cairn convert", step]
-    for name, value in _changed(body).items():
+    for name, value in changed.items():
         option = f"--{name.replace('_', '-')}"
         words.append(option if value is True else f"{option} {value}")
     return " ".join([*words, "--watch"])

@@ -3,32 +3,39 @@
     folder/
       current -> versions/<version>     the version to serve; a symlink, replaced atomically
       versions/<version>/               files of an export, each compared with its checksum
+      versions/<version>/pulled.json    run, step, attempt and options of the export
       partial/<version>/                incomplete download of a version, which a pull resumes
 
 A replaced version stays until a pull with `keep` removes it.
 """
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
 from cairn.service.client.checked_file import fetch_checked
 from cairn.service.client.client import Client
-from cairn.service.client.whole_file import take_alone
-from cairn.service.errors import DownloadError, PullError
+from cairn.service.client.whole_file import take_alone, whole_file
+from cairn.service.errors import DownloadError, ProblemResponseError, PullError
+from cairn.service.export_options import options_text
 from cairn.service.schemas import Artifact, ArtifactFile
 from cairn.storage.store.disk.directory_entries import fsync_path, sync_entries
 
 CURRENT: Final = "current"
+PULLED: Final = "pulled.json"
 _VERSIONS: Final = "versions"
 _PARTIAL: Final = "partial"
 _LOCK: Final = ".lock"
 _NAME_DIGITS: Final = 12
+_OF_ITS_OWN: Final = {"format": "huggingface", "dtype": None, "lora": "merge"}
+"""Options that decide what a folder's reader loads, with their defaults."""
 
 Tell = Callable[[str, int, int], None]
 """Progress callback with the file's name, its bytes so far, and its size."""
@@ -68,6 +75,8 @@ def pull(
 ) -> Pulled:
     """Make a folder serve the export of a step; export the step first if needed.
 
+    An export that exists takes a key with the scope `read`; to make one takes `operate`.
+
     Args:
         client: Client of the control plane.
         run: Name of the run.
@@ -82,17 +91,20 @@ def pull(
         tell: Progress callback, see `Tell`.
 
     Raises:
-        PullError: Another process pulls into the folder; the bytes differ from the export; the step
-            was superseded meanwhile and saved anew; or `current` was switched, and the disk then
-            failed to fsync the switch.
+        PullError: Another process pulls into the folder; the folder serves an export with another
+            format or dtype; the bytes differ from the export; the step was superseded meanwhile
+            and saved anew; or `current` was switched, and the disk then failed to fsync the switch.
         OSError: The disk is full, or writing is not permitted.
-        ProblemResponseError: The step does not exist, is damaged, or can't be exported.
+        ProblemResponseError: The step does not exist, is damaged, or can't be exported, or not
+            with this key.
         ServerUnreachableError: No control plane answers.
     """
-    reason = {} if despite_damage is None else {"despite_damage": despite_damage}
-    started = client.convert(run, step, root=root, **options, **reason)
-    result = client.wait(started.id).result or {}
-    artifact = client.artifact(str(result["artifact_id"]))
+    _check_current(folder, options)
+    if despite_damage is None and not {"config", "reference_logits"} & set(options):
+        artifact = _existing_or_new(client, run, step, root, options)
+    else:  # an export has no address with a config, nor one of a damaged step
+        reason = {} if despite_damage is None else {"despite_damage": despite_damage}
+        artifact = _export(client, run, step, root, {**options, **reason})
     if attempt is not None and artifact.attempt != attempt:
         raise PullError(
             f"{run}, step {step}: expected that of attempt {attempt}, found that of attempt "
@@ -102,7 +114,7 @@ def pull(
     digest = hashlib.sha256(artifact.id.encode()).hexdigest()[:_NAME_DIGITS]
     version = f"{artifact.step:012d}-{artifact.attempt}-{digest}"
     with _alone(folder):
-        _refuse_foreign(folder / CURRENT)
+        _check_current(folder, options)
         whole = folder / _VERSIONS / version
         if not whole.is_dir():
             _fetch_all(client, artifact, folder / _PARTIAL / version, tell)
@@ -123,6 +135,35 @@ def pull(
         if keep is not None:
             _forget(folder, version, keep)
     return Pulled(run, artifact.step, artifact.id, whole, changed)
+
+
+def _existing_or_new(
+    client: Client, run: str, step: int, root: str, options: Mapping[str, Any]
+) -> Artifact:
+    """Return the export of a step that was made with these options; make it if there is none."""
+    try:
+        return client.export(run, step, root=root, **options)
+    except ProblemResponseError as exc:
+        if exc.problem.get("type") != "urn:cairn:problem:artifact-not-found":
+            raise
+    try:
+        return _export(client, run, step, root, options)
+    except ProblemResponseError as exc:
+        if exc.status != HTTPStatus.FORBIDDEN:
+            raise
+        text = (
+            f"{run}/steps/{step} has no export with these options yet, and your key may not make "
+            'one. Have somebody with the scope "operate" run '
+            f"`cairn convert {root}/{run}/steps/{step}` with these options, or the server export "
+            "each step that an alias moves to: CAIRN_AUTOMATIONS, and the gate `exported`."
+        )
+        raise ProblemResponseError({**exc.problem, "detail": text}, exc.status) from exc
+
+
+def _export(client: Client, run: str, step: int, root: str, options: Mapping[str, Any]) -> Artifact:
+    started = client.convert(run, step, root=root, **options)
+    result = client.wait(started.id).result or {}
+    return client.artifact(str(result["artifact_id"]))
 
 
 @contextmanager
@@ -148,7 +189,20 @@ def _fetch_all(client: Client, artifact: Artifact, folder: Path, tell: Tell) -> 
         if target.parent != folder:
             raise PullError(f"{artifact.id}: expected plain names of files, found {file.name!r}")
         _fetch(client, artifact, file, target, tell)
+    if PULLED not in names:
+        _describe(folder / PULLED, artifact)
     fsync_path(str(folder))
+
+
+def _describe(path: Path, artifact: Artifact) -> None:
+    """Write which export a version is, for people and for the next pull."""
+    described = artifact.model_dump(
+        mode="json", include={"id", "root", "run", "step", "attempt", "options"}
+    )
+    with whole_file(path) as file:
+        file.write(f"{json.dumps(described)}\n".encode())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _fetch(
@@ -178,6 +232,31 @@ def _switch(folder: Path, version: str) -> bool:
     new_link.symlink_to(destination)
     os.replace(new_link, link)
     return True
+
+
+def _check_current(folder: Path, options: Mapping[str, Any]) -> None:
+    """Check that `current` is free, or an export that serves the same readers.
+
+    Raises:
+        PullError: No pull created `current`, or it has an export of another format or dtype.
+    """
+    _refuse_foreign(folder / CURRENT)
+    try:
+        described = json.loads((folder / CURRENT / PULLED).read_text(encoding="utf-8"))
+        present = _deciding(described["options"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return  # of a file that an export has under this name, or no version is there
+    if present != _deciding(options):
+        raise PullError(
+            f"{folder / CURRENT} is an export with {options_text(present)}, and this pull asks for "
+            f"one with {options_text(_deciding(options))}, which a server of the first may not "
+            f"load. Pull it into a folder of its own; or remove {folder / CURRENT} first."
+        )
+
+
+def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
+    deciding = {name: options.get(name, default) for name, default in _OF_ITS_OWN.items()}
+    return deciding | ({"format": "huggingface"} if deciding["format"] == "pytorch" else {})
 
 
 def _refuse_foreign(link: Path) -> None:

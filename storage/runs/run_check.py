@@ -17,7 +17,7 @@ from cairn.storage.runs.lease import Lease
 from cairn.storage.runs.records.aliases import Alias
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.assets import read_asset
-from cairn.storage.runs.records.exports import ExportKey, ExportManifest
+from cairn.storage.runs.records.exports import ExportManifest
 from cairn.storage.runs.records.layout import (
     ALIASES,
     ANNOTATIONS,
@@ -287,14 +287,7 @@ class _RunCheck:
         source = self._manifests.get((export.step, export.attempt))
         if source is not None and source != export.source:
             self._say(name, f"made of another {manifest_file(export.step, export.attempt)}")
-        key = ExportKey.of(
-            step=export.step,
-            attempt=export.attempt,
-            kind=export.kind,
-            source=export.source,
-            options=export.options,
-            rule_version=export.rule_version,
-        )
+        key = export.key
         if key.manifest != name:
             self._say(name, f"what it says belongs to {key.manifest}")
             return

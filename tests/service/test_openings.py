@@ -59,7 +59,7 @@ OPENINGS: Final = {
         "ArtifactRef.open: ObjectStore.open": CONFINED,
     },
     "service/jobs/kinds/export_job.py": {
-        "made_by: open_files": CONFINED,
+        "lost_files: open_files": CONFINED,
         "_ExportJob.plan: ObjectStore.open": CONFINED,
         "_ExportJob.find: ObjectStore.open": CONFINED,
         "_ExportJob.leave: ObjectStore.open": CONFINED,

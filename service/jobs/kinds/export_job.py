@@ -200,13 +200,15 @@ def made_by(run: Run, request: Request) -> str | None:
 
     An artifact that has lost files does not count.
     """
-    key = _key(request)
-    existing = find_export(run.objects, key)
-    if existing is None:
-        return None
-    if _wrong_files(open_files(run.uri / key.try_folder(existing.folder)), existing):
+    existing = find_export(run.objects, _key(request))
+    if existing is None or lost_files(run, existing):
         return None
     return existing.folder.rpartition("-")[0]
+
+
+def lost_files(run: Run, manifest: ExportManifest) -> list[str]:
+    """Return the names of files of a published export that are missing, or have another size."""
+    return _wrong_files(open_files(run.uri / manifest.key.try_folder(manifest.folder)), manifest)
 
 
 def leave_export(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:

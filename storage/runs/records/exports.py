@@ -113,6 +113,18 @@ class ExportManifest(Record):
         """Sum of the files' sizes in bytes."""
         return sum(file.size for file in self.files)
 
+    @property
+    def key(self) -> "ExportKey":
+        """Key of the export."""
+        return ExportKey.of(
+            step=self.step,
+            attempt=self.attempt,
+            kind=self.kind,
+            source=self.source,
+            options=self.options,
+            rule_version=self.rule_version,
+        )
+
 
 class LeftFile(ExportFile):
     """Complete file of a failed try, which was read back and compared.

@@ -13,16 +13,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from cairn import Client, Damage, Run
+from cairn import Client, Damage, Run, Settings, create_app
 from cairn.service.client.addresses import Address
 from cairn.service.client.lookup import find_checkpoint
 from cairn.service.client.pull import pull
 from cairn.service.errors import PullError
 from cairn.storage.runs.annotate import note_verified
 from tests.bad_input.disks import can_mount, on_small_disk
+from tests.service.access.conftest import Keys
 from tests.service.commands import cairn_here
 from tests.service.jobs import CONFIG, save_llama
 from tests.service.planes import running_plane
+from tests.service.servers import serve
 from tests.storage.held_names import HeldNames
 
 EMBEDDING = ("model/embed_tokens/embedding", "model.embed_tokens.weight")
@@ -41,6 +43,16 @@ def saved(tmp_path_factory):
 def client(saved):
     with Client(saved[0]) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def guarded(saved, tmp_path_factory):
+    """A control plane of the same store that asks for keys, and the keys of its database."""
+    data = tmp_path_factory.mktemp("guarded")
+    settings = Settings(root=str(saved[2]), data_dir=data, scan_seconds=0, auth="keys")
+    settings.prepare()
+    with serve(create_app(settings, jobs=False)) as url:
+        yield url, Keys(settings.database_url)
 
 
 def move(client, step):
@@ -75,8 +87,10 @@ def test_a_folder_serves_what_the_alias_names(saved, client, tmp_path):
     )
     same(tmp_path / "models", leaves, 2)
     assert (tmp_path / "models" / before / "model.safetensors").is_file(), "the old one stays"
+    trail = cairn_here("audit", "--json", url=url).stdout
     again = cairn_here("pull", "llama@production", str(tmp_path / "models"), "--json", url=url)
     assert json.loads(again.stdout)["changed"] is False
+    assert cairn_here("audit", "--json", url=url).stdout == trail, "no export was asked for"
     cairn_here("pull", "llama@production", str(tmp_path / "models"), "--keep", "0", url=url)
     assert len(list((tmp_path / "models" / "versions").iterdir())) == 1
 
@@ -99,10 +113,40 @@ def test_a_command_runs_once_for_each_version_that_is_served(saved, client, tmp_
 
 def test_a_folder_may_serve_one_file_for_llama_cpp(saved, client, tmp_path):
     move(client, 1)
-    arguments = ("pull", "llama@production", str(tmp_path / "models"), "--format", "gguf")
-    assert cairn_here(*arguments, url=saved[0]).returncode == 0
-    (file,) = (tmp_path / "models" / "current").iterdir()
-    assert (file.name, file.read_bytes()[:4]) == ("model.gguf", b"GGUF")
+    arguments = ("pull", "llama@production", str(tmp_path / "models"))
+    assert cairn_here(*arguments, "--format", "gguf", url=saved[0]).returncode == 0
+    current = tmp_path / "models" / "current"
+    assert {file.name for file in current.iterdir()} == {"model.gguf", "pulled.json"}
+    assert (current / "model.gguf").read_bytes()[:4] == b"GGUF"
+    refused = cairn_here(*arguments, "--dtype", "float16", url=saved[0])
+    assert refused.returncode == 1
+    assert "is an export with format=gguf, and this pull asks for one with dtype=float16" in (
+        refused.stderr
+    )
+    assert (current / "model.gguf").is_file(), "it serves what it served"
+    current.unlink()
+    assert cairn_here(*arguments, "--dtype", "float16", url=saved[0]).returncode == 0
+
+
+def test_a_folder_says_what_it_serves(saved, client, tmp_path):
+    pulled = pull(client, "llama", 1, tmp_path, root="default", options={"dtype": "float32"})
+    said = json.loads((tmp_path / "current" / "pulled.json").read_text())
+    assert said.pop("options")["dtype"] == "float32"
+    place = {"root": "default", "run": "llama", "step": 1, "attempt": 1}
+    assert said == {"id": pulled.artifact, **place}
+
+
+def test_an_export_that_exists_is_pulled_with_a_key_that_may_read(saved, client, guarded, tmp_path):
+    url, keys = guarded
+    client.wait(client.convert("llama", 2).id)
+    asked = {"url": url, "CAIRN_KEY": keys.make("serving")}
+    assert cairn_here("pull", "llama/steps/2", str(tmp_path / "a"), **asked).returncode == 0
+    same(tmp_path / "a", saved[1], 2)
+    new = ("pull", "llama/steps/2", str(tmp_path / "b"), "--max-shard-size", "14KB")
+    refused = cairn_here(*new, **asked)
+    assert (refused.returncode, (tmp_path / "b").exists()) == (5, False)
+    assert "llama/steps/2 has no export with these options yet" in refused.stderr
+    assert "`cairn convert default/llama/steps/2`" in refused.stderr
 
 
 def test_artifacts_of_a_step_are_listed(saved, client):
