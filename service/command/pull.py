@@ -1,8 +1,10 @@
 """`cairn pull`: keeps an export of a checkpoint on a host that serves the model."""
 
 import os
+import shlex
 import subprocess
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -13,6 +15,7 @@ from cairn.service.client.client import Client
 from cairn.service.client.lookup import find_checkpoint
 from cairn.service.client.pull import CURRENT, Pulled, pull
 from cairn.service.command.addresses import check_address, resolve_address
+from cairn.service.command.failures import line_of
 from cairn.service.command.options import (
     TIME,
     AllowNonfiniteOption,
@@ -31,7 +34,12 @@ from cairn.service.command.options import (
 )
 from cairn.service.command.output.documents import JsonOption, print_line
 from cairn.service.command.trainer_config import read_trainer_config
-from cairn.service.errors import ClientError, OperationFailedError, PullError
+from cairn.service.errors import (
+    ClientError,
+    OperationFailedError,
+    PullError,
+    ServerUnreachableError,
+)
 from cairn.service.schemas import Checkpoint, Response
 from cairn.storage.store.uri import parse_uri
 
@@ -43,6 +51,7 @@ EXECUTED: Final = ".executed"
 """File in the folder with the version for which the command of `--exec` last succeeded."""
 
 STDERR: Final = 2
+_MAX_COMMAND: Final = 60  # characters of the command in an error
 
 
 class PulledStep(Response):
@@ -100,6 +109,8 @@ def pull_command(
 
     FOLDER/current is a link to complete, verified files; it changes atomically. An interrupted
     download continues where it stopped. Old versions stay, unless --keep limits them.
+    FOLDER/current/pulled.json says which run, step, attempt and options it serves.
+    An export that exists takes a key with the scope `read`; to make one takes `operate`.
     The command of --exec gets PULLED_RUN, PULLED_STEP and PULLED_FOLDER in its
     environment; its output goes to standard error.
     """
@@ -115,6 +126,8 @@ def pull_command(
         options["config"] = read_trainer_config(config)
     pulled_last: Checkpoint | None = None
     place: tuple[Address, str] | None = None
+    failure = ""
+    pause = EVERY_SECONDS if every is None else every
     with Client(url) as client:
         while True:
             try:
@@ -148,13 +161,28 @@ def pull_command(
                     )
                     errors.print(text, soft_wrap=True, markup=False)
                 pulled_last = current
+                if failure:
+                    is_back = failure == client.url
+                    back = "the control plane answers again" if is_back else "the pull succeeded"
+                    _log(checkpoint, f"{back}.")
+                failure = ""
             except (ClientError, OperationFailedError, PullError, OSError) as exc:
                 if not watch:
                     raise
-                errors.print(f"{checkpoint}: {exc}", soft_wrap=True, markup=False)
+                # One line for each failure, not for each try; a server that is away is one.
+                is_away = isinstance(exc, ServerUnreachableError)
+                now = client.url if is_away else line_of(exc)
+                if now != failure:
+                    _log(checkpoint, f"{line_of(exc)} Trying again every {pause:g} s.")
+                failure = now
             if not watch:
                 return
-            time.sleep(EVERY_SECONDS if every is None else every)
+            time.sleep(pause)
+
+
+def _log(checkpoint: str, text: str) -> None:
+    at = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    errors.print(f"{at} {checkpoint}: {text}", soft_wrap=True, markup=False)
 
 
 def _execute(command: str, folder: Path, pulled: Pulled) -> None:
@@ -177,9 +205,10 @@ def _execute(command: str, folder: Path, pulled: Pulled) -> None:
         command, shell=True, stdout=STDERR, env={**os.environ, **described}
     ).returncode
     if status != 0:
+        short = command if len(command) <= _MAX_COMMAND else f"{command[:_MAX_COMMAND]}…"
         raise PullError(
-            f"{command}: expected exit status 0 after {folder / CURRENT} changed to "
-            f"{version}, found {status}. The next pull runs it again."
+            f"exit status {status} of the command of --exec, {shlex.quote(short)}, after "
+            f"{folder / CURRENT} changed to {version}. The next pull runs it again."
         )
     executed.write_text(version)
 

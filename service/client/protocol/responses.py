@@ -1,6 +1,6 @@
 """Conversion of problem answers, and of answers that are not from Cairn, into errors."""
 
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 from cairn.service.errors import ProblemResponseError, ServerUnreachableError
 
 Body = TypeVar("Body", bound=BaseModel)
+_THIS_MACHINE: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
 def raise_for_problem(response: httpx.Response) -> None:
@@ -66,7 +67,10 @@ def unreachable(
             "it or its store is slow. Try again; `cairn doctor` looks for the cause."
         )
     cause = str(exc).rstrip(".") or type(exc).__name__
+    is_here = any(f"//{host}" in str(url) for host in _THIS_MACHINE)
+    advice = (
+        "Start it with `cairn serve`, or set" if is_here else "See that it runs there, and check"
+    )
     return ServerUnreachableError(
-        f"{url}: expected an answer of the control plane, found: {cause}. "
-        "Start it with `cairn serve`, or set CAIRN_URL."
+        f"{url}: expected an answer of the control plane, found: {cause}. {advice} CAIRN_URL."
     )

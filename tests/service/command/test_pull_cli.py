@@ -2,10 +2,10 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,9 +103,10 @@ def test_a_command_runs_once_for_each_version_that_is_served(saved, client, tmp_
         move(client, step)
         return cairn_here("pull", "llama@production", str(models), "--exec", command, url=saved[0])
 
-    failed = pull_with("exit 3", 1)
+    failed = pull_with(f"exit 3 # {'a restart ' * 20}", 1)
     assert failed.returncode != 0
-    assert "found 3. The next pull runs it again" in failed.stderr
+    assert "cairn: exit status 3 of the command of --exec, 'exit 3 # a restart " in failed.stderr
+    assert f"…', after {models}/current changed to 000000000001-" in failed.stderr
     for step in (1, 1, 2):
         assert pull_with(show, step).returncode == 0
     assert told.read_text() == "1\n2\n"
@@ -280,7 +281,7 @@ def test_a_watch_outlives_a_server_that_goes_away(tmp_path):
     leaves = save_llama(tmp_path / "store" / "llama", (1,))
     (tmp_path / "data").mkdir()
     models = tmp_path / "models"
-    arguments = ["pull", "llama", str(models), "--watch", "--every", "0.2s"]
+    arguments = ["pull", "llama", str(models), "--watch", "--every", "0.1s"]
     with running_plane(tmp_path / "store", tmp_path / "data") as (url, _):
         program = [sys.executable, "-m", "cairn", *arguments, "--url", url]
         process = subprocess.Popen(
@@ -288,12 +289,17 @@ def test_a_watch_outlives_a_server_that_goes_away(tmp_path):
         )
         assert process.stdout.readline().startswith("llama/steps/1: ")
         assert process.stderr.readline() == "Watching llama for new steps; press Ctrl-C to stop.\n"
-    assert "llama: " in process.stderr.readline()
-    time.sleep(0.3)
-    assert process.poll() is None
+    away = process.stderr.readline()
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC llama: ", away)
+    assert away.endswith("Trying again every 0.1 s.\n")
     same(models, leaves, 1)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    port = int(url.rpartition(":")[2])
+    with running_plane(tmp_path / "store", tmp_path / "data", port=port):
+        assert "llama: the control plane answers again." in process.stderr.readline(), (
+            "one line, however often it was asked meanwhile"
+        )
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
 
 
 def test_a_step_that_was_saved_anew_is_served_and_not_called_what_an_alias_names(tmp_path):
