@@ -6,6 +6,7 @@ numbers are the fencing tokens), whatever the clocks say.
 """
 
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -32,6 +33,8 @@ from cairn.storage.store.clock import Clock, Moment, from_rfc3339, rfc3339, utc_
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import Record
 from cairn.storage.store_checks.probe import Probe, begin_probe
+
+logger = logging.getLogger("cairn.save")
 
 __all__ = [
     "CLOCK_MARGIN_SECONDS",
@@ -503,6 +506,19 @@ def _taking(
             )
         if before is not None and not lease.released and lease.instance != attempt.instance:
             raise _replaced(objects, before, lease)
+        if (
+            lease.writer == writer
+            and lease.instance != attempt.instance
+            and lease.is_alive(clock())
+        ):
+            logger.warning(
+                "%s: attempt %d of %s, the same writer, is taken over before its lease has "
+                "expired: if that job still runs, its next save fails. Jobs that may meet in one "
+                "run need a CAIRN_WRITER_ID each.",
+                objects.uri,
+                lease.attempt,
+                writer,
+            )
         # Another instance, which gave the lease back, may have created this attempt. Its number
         # must not be in a lease of this process: `interrupted_start` would mistake it for its own.
         skips = before is not None and lease.instance != attempt.instance

@@ -211,7 +211,8 @@ def _better(run: Run, metric: str, mode: Better | None, noted: Collection[Better
             path=f"best:{metric}",
             expected="'min' or 'max'",
             found=repr(mode),
-            next_step=f"Ask for best:{metric}:min or best:{metric}:max.",
+            next_step=f"Ask for best:{metric}:min or best:{metric}:max, or record it once: "
+            f"`cairn annotate RUN --better {metric}=min`.",
         )
     return mode
 
