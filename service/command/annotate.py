@@ -12,7 +12,7 @@ from cairn.service.command.addresses import (
     resolve_run,
     resolve_step,
 )
-from cairn.service.command.options import PlacedArgument, RootOption, UrlOption
+from cairn.service.command.options import CheckpointArgument, RootOption, UrlOption
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.schemas import Better
 
@@ -59,7 +59,7 @@ def _better(texts: list[str] | None) -> dict[str, Better]:
 
 @app.command()
 def annotate(
-    checkpoint: PlacedArgument,
+    checkpoint: CheckpointArgument,
     label: Annotated[
         list[str] | None, typer.Option(metavar="NAME=TEXT", help="Set it; may be repeated.")
     ] = None,

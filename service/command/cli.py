@@ -9,7 +9,7 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, cast
@@ -72,7 +72,6 @@ from cairn.service.command.options import (
     FormatOption,
     LoraOption,
     OrderOption,
-    PlacedArgument,
     ReferenceLogitsOption,
     RootOption,
     RunArgument,
@@ -98,17 +97,18 @@ from cairn.service.command.roots import roots_app
 from cairn.service.command.trainer_config import read_trainer_config
 from cairn.service.command.webhooks import webhooks_app
 from cairn.service.command.workers import workers_app
-from cairn.service.errors import ProblemResponseError
+from cairn.service.errors import ProblemResponseError, ServerUnreachableError
 from cairn.service.glossary import state_label
 from cairn.service.schemas import (
     AVAILABLE,
+    Checkpoint,
     CheckpointList,
     CheckpointState,
     OperationList,
     OperationState,
     RunList,
 )
-from cairn.storage.runs.records.layout import check_run_name
+from cairn.storage.runs.records.layout import RUN_FILE, check_run_name
 from cairn.storage.store.uri import parse_uri
 
 HELP: Final = """Checkpoints of JAX training jobs: find, promote, fork, export, clean up.
@@ -118,7 +118,8 @@ port 8321 of this machine.
 
 A CHECKPOINT is written RUN (its latest step), RUN@ALIAS, RUN@best:METRIC[:min|max] or
 RUN/steps/N. ROOT/ may stand before RUN; without it, the only root that has the run is meant. The
-URI or path of a run's folder stands for ROOT/RUN.
+URI or path of a run's folder stands for ROOT/RUN; a path begins with ./, ../ or /, such as
+./runs/my-run.
 """
 EPILOG: Final = "\n".join(
     (
@@ -412,20 +413,29 @@ def checkpoints(
     A FILTER joins conditions with AND, OR, NOT: labels.stage = "final" AND metrics.loss < 0.5.
     Fields: step, attempt, state, created, bytes, leaves, model_type, labels.NAME, metrics.NAME,
     better.NAME, aliases:NAME.
+
+    The command reads a store URI, or a path with ./ or / in front, in the store itself; with a
+    FILTER or an order, it asks the control plane.
     """
     check_run(run)
+    page: Iterable[Checkpoint]
     with Client(url) as client:
-        place = resolve_run(client, run, root)
-        problems = [client.run(place.run, root=place.root, refresh=True)]
-        page = client.checkpoints(
-            place.run, root=place.root, state=state, filter=filter, order_by=order_by
-        )
+        if is_in_store(run) and not filter and not order_by:
+            from cairn.service.command.stored_runs import stored_checkpoints  # loads SQLAlchemy
+
+            listed_run, page = stored_checkpoints(run, state or AVAILABLE)
+        else:
+            place = resolve_run(client, run, root)
+            listed_run = client.run(place.run, root=place.root, refresh=True)
+            page = client.checkpoints(
+                place.run, root=place.root, state=state, filter=filter, order_by=order_by
+            )
         if json:
             listed = CheckpointList(checkpoints=list(page)).model_dump(mode="json")
-            print_document({**listed, "problems": problems[0].problems})
+            print_document({**listed, "problems": listed_run.problems})
             return
         list_checkpoints(console, page)
-        name_problems(errors, problems)
+        name_problems(errors, [listed_run])
 
 
 @app.command()
@@ -632,7 +642,7 @@ def rollback(
 
 @app.command()
 def path(
-    checkpoint: PlacedArgument,
+    checkpoint: CheckpointArgument,
     root: RootOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -732,6 +742,7 @@ def main() -> None:
     sys.exit(_run(sys.argv[1:]))
 
 
+_NOT_THERE: Final = ("urn:cairn:problem:root-not-found", "urn:cairn:problem:run-not-found")
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 # Base class of all errors that Typer raises for wrong usage. It comes from the MRO, since Typer
@@ -750,7 +761,7 @@ def _run(arguments: Sequence[str]) -> int:
     except _UsageError as error:
         return _refuse(error, arguments)
     except KNOWN as error:
-        _tell(problem_of(error), line_of(error), arguments)
+        _tell(problem_of(error), line_of(error) + _path_advice(error, arguments), arguments)
         return exit_status(error)
     except ModuleNotFoundError as error:  # a command may import a package of an extra
         explained = missing_extra(error, used=f"cairn {' '.join(arguments[:1])}")
@@ -787,6 +798,20 @@ def _refuse(error: Exception, arguments: Sequence[str]) -> int:
     path = "cairn" if context is None else context.command_path
     _tell(usage_problem(message), f"{message}. See `{path} --help`.", arguments)
     return ExitStatus.USAGE
+
+
+def _path_advice(error: Exception, arguments: Sequence[str]) -> str:
+    """Say how to write a path, if a name that the server does not have is a run's folder here."""
+    if isinstance(error, ProblemResponseError):
+        if error.problem.get("type") not in _NOT_THERE:
+            return ""
+    elif not isinstance(error, ServerUnreachableError):
+        return ""
+    for text in arguments[1:]:
+        folder = text.partition("@")[0].partition("/steps/")[0]
+        if not is_in_store(text) and (Path(folder) / RUN_FILE).is_file():
+            return f" For a path, write ./{text}."
+    return ""
 
 
 def _tell(problem: dict[str, Any], line: str, arguments: Sequence[str]) -> None:

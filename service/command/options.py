@@ -74,14 +74,6 @@ CheckpointArgument = Annotated[
     str,
     typer.Argument(
         metavar="CHECKPOINT",
-        help="RUN, RUN@ALIAS, RUN@best:METRIC or RUN/steps/N; or URI.",
-        autocompletion=completion.checkpoints,
-    ),
-]
-PlacedArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="CHECKPOINT",
         help="RUN, RUN@ALIAS, RUN@best:METRIC, RUN/steps/N; or URI or path.",
         autocompletion=completion.checkpoints,
     ),
@@ -133,7 +125,9 @@ DespiteDamageOption = Annotated[
 ]
 RunArgument = Annotated[
     str,
-    typer.Argument(metavar="RUN", help="RUN or ROOT/RUN; or URI.", autocompletion=completion.runs),
+    typer.Argument(
+        metavar="RUN", help="RUN or ROOT/RUN; or URI or path.", autocompletion=completion.runs
+    ),
 ]
 
 

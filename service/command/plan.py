@@ -13,7 +13,7 @@ from cairn.service.client.client import Client
 from cairn.service.command.addresses import is_in_store
 from cairn.service.command.failures import ExitStatus
 from cairn.service.command.options import (
-    PlacedArgument,
+    CheckpointArgument,
     RootOption,
     UrlOption,
     console,
@@ -32,7 +32,7 @@ _SIZE: Final = re.compile(r"[0-9]{1,18}")
 
 @app.command()
 def plan(
-    checkpoint: PlacedArgument,
+    checkpoint: CheckpointArgument,
     mesh: Annotated[
         str,
         typer.Option(metavar="AXES", help="Devices along each axis: fsdp=64,tp=4."),

@@ -10,7 +10,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from cairn.service.client.client import Client
-from cairn.service.command.options import PlacedArgument, RootOption, UrlOption, console, errors
+from cairn.service.command.options import CheckpointArgument, RootOption, UrlOption, console, errors
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import Cell, print_table, readable
 from cairn.service.command.tensors import (
@@ -66,7 +66,7 @@ class Branch:
 
 @app.command()
 def show(
-    checkpoint: PlacedArgument,
+    checkpoint: CheckpointArgument,
     stats: Annotated[
         bool, typer.Option("--stats", help="Read all values: their range, mean, deviation.")
     ] = False,

@@ -10,7 +10,7 @@ import typer
 from cairn.service.client.client import Client
 from cairn.service.command.addresses import is_in_store
 from cairn.service.command.options import (
-    PlacedArgument,
+    CheckpointArgument,
     RootOption,
     UrlOption,
     console,
@@ -51,7 +51,7 @@ _BAR: Final = 40  # width in characters
 
 @app.command()
 def tensors(
-    checkpoint: PlacedArgument,
+    checkpoint: CheckpointArgument,
     leaf: Annotated[
         str | None, typer.Argument(metavar="[LEAF]", help="Path of one leaf: show its values.")
     ] = None,
@@ -99,7 +99,7 @@ def tensors(
 
 
 def opened(client: Client, checkpoint: str, root: str | None) -> "Step":
-    """Open the step that a `PlacedArgument` names."""
+    """Open the step that a `CheckpointArgument` names."""
     if not is_in_store(checkpoint):
         return ServedStep(client, checkpoint, root)
     from cairn.service.command.stored_steps import StoredStep  # imports TensorStore
@@ -178,7 +178,7 @@ def _print_statistics(statistics: TensorStatistics, json: bool) -> None:
 
 @app.command()
 def diff(
-    checkpoint: PlacedArgument,
+    checkpoint: CheckpointArgument,
     other: Annotated[
         str,
         typer.Argument(metavar="OTHER", help="The checkpoint that it is compared with."),

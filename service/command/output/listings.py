@@ -51,7 +51,8 @@ def name_limits(errors: Console, runs: Sequence[Run]) -> None:
     """Print which columns have no best values, and which runs have more than the catalog keeps."""
     for column in zip(*(run.columns for run in runs), strict=True):
         field, name, metric = column[0].field.partition("best.")
-        if name and not field and all(cell.value is None and not cell.unknown for cell in column):
+        is_empty = all(cell.value is None for cell in column)
+        if name and not field and is_empty and not all(cell.unknown for cell in column):
             text = (
                 f"No best value of {metric}: no step of these runs says whether lower or higher is "
                 f"better. Say it once for each run: `cairn annotate RUN --better {metric}=min`"

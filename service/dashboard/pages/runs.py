@@ -144,7 +144,9 @@ class Column:
             kind=kind,
             ascending=not is_metric or any(cell.better == "min" for cell in cells),
             is_number=is_metric or any(isinstance(cell.value, float) for cell in cells),
-            is_undirected=is_best and all(cell.value is None for cell in cells),
+            is_undirected=is_best
+            and all(cell.value is None for cell in cells)
+            and not all(cell.unknown for cell in cells),
             has_unknown=any(cell.unknown for cell in cells),
         )
 

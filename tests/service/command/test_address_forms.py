@@ -45,7 +45,7 @@ RUNS = {
     "writer": ("{}",),
 }
 NEW_RUNS = {"create"}
-IN_STORE = {"annotate", "diff", "path", "plan", "show", "tensors", "usage", "gc"}
+IN_STORE = {"annotate", "checkpoints", "diff", "path", "plan", "show", "tensors", "usage", "gc"}
 """Commands that read a URI in the store itself."""
 
 
@@ -151,6 +151,20 @@ def test_each_form_of_a_run_reaches_the_same_run(command, lab, reach):
     for step in ("tiny@production", "tiny/steps/2", f"{lab}/tiny/steps/2"):
         _, done = reach(command, RUNS[command], step)
         assert (done.returncode, "a RUN alone" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_path_without_a_dot_is_told_how_to_write_it(lab, reach, monkeypatch):
+    monkeypatch.chdir(lab.parent)
+    _, done = reach("checkpoints", ("{}",), f"{lab.name}/tiny")
+    assert done.returncode == 3
+    assert done.stderr.endswith(f" For a path, write ./{lab.name}/tiny.\n")
+    _, done = reach("checkpoints", ("{}",), f"{lab.name}/nothing")
+    assert (done.returncode, "For a path" in done.stderr) == (3, False)
+    request, done = reach("checkpoints", ("{}",), f"./{lab.name}/tiny")
+    assert (request, done.returncode) == (None, 0)
+    monkeypatch.chdir(lab)
+    done = cairn_here("show", "tiny", url="http://127.0.0.1:9")
+    assert (done.returncode, done.stderr.endswith("For a path, write ./tiny.\n")) == (6, True)
 
 
 def test_a_new_run_is_made_in_the_root_before_its_name(reach):

@@ -111,11 +111,16 @@ def test_output_that_can_not_be_written_is_one_line(url):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_checkpoints_of_every_state_are_listed_when_asked_for(url):
+def test_checkpoints_of_every_state_are_listed_when_asked_for(url, root):
     assert [row["step"] for row in rows(cairn_here("checkpoints", "tiny", url=url))] == ["2", "1"]
     assert [row["step"] for row in rows(cairn_here("checkpoints", "saving", url=url))] == ["1"]
-    every = rows(cairn_here("checkpoints", "saving", "--state", "all", url=url))
+    done = cairn_here("checkpoints", "saving", "--state", "all", url=url)
+    every = rows(done)
     assert [(row["step"], row["state"]) for row in every] == [("2", "in_flight"), ("1", "listed")]
+    assert cairn_here("checkpoints", f"{root}/saving", "--state", "all").stdout == done.stdout
+    stored = cairn_here("checkpoints", f"{root}/tiny", "--json")
+    served = cairn_here("checkpoints", "tiny", "--json", url=url)
+    assert stored.stdout.replace(f'"root": "file://{root}"', '"root": "default"') == served.stdout
 
 
 def test_state_that_there_is_not_is_wrong_usage(url):
