@@ -1891,8 +1891,12 @@ class GatherRequest(Request):
 
     model_config = _example(items=["model"], dtype="bfloat16")
 
-    items: list[Annotated[str, Field(pattern=ITEM_PATTERN)]] = Field(
-        default_factory=lambda: ["model"], min_length=1, max_length=16
+    items: list[Annotated[str, Field(pattern=ITEM_PATTERN)]] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=16,
+        description="Those to write; null: `model`, or, of a step without it, all that hold "
+        "arrays.",
     )
     dtype: Dtype | None = Field(
         default=None, description="Convert floating leaves; null: as stored."

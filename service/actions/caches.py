@@ -186,6 +186,11 @@ class OpenStep:
         return sorted(self.contents.leaves, key=attrgetter("item", "path"))
 
     @cached_property
+    def array_items(self) -> list[str]:
+        """Names of the items that hold arrays, in order."""
+        return sorted({leaf.item for leaf in self.contents.leaves})
+
+    @cached_property
     def _by_path(self) -> dict[tuple[str, str], LeafRecord]:
         return {(leaf.item, leaf.path): leaf for leaf in self.leaves}
 

@@ -39,7 +39,7 @@ def gather_checkpoint(
     stored_run = plane.run(root, run)
     info = stored_run.step(step)
     refuse_damaged(stored_run, info, despite_damage=body.despite_damage)
-    gather.check_gatherable(stored_run, info, options)
+    options = gather.with_items(stored_run, info, options)
     request = export_request(
         gather.KIND,
         root=root,

@@ -50,7 +50,8 @@ class JobStart:
         what it asked for may be gone from the store by then.
 
         Args:
-            fields: Values of the path and the body, as the job's request has them.
+            fields: Values of the path and the body, as the job's request has them. Of `options`
+                only those are compared that are given: the step decides on others.
 
         Raises:
             UnknownRootError: No such root is configured.
@@ -63,6 +64,10 @@ class JobStart:
         if operation is None:
             return None
         earlier = {name: operation.request.get(name) for name in fields}
+        if "options" in fields:
+            earlier["options"] = {
+                name: (earlier["options"] or {}).get(name) for name in fields["options"]
+            }
         if (operation.kind, earlier) != (self.kind, dict(fields)):
             return None  # `submit` raises the error
         with self._audited(operation.request) as entry:

@@ -1,6 +1,7 @@
 """Leaves of a checkpoint, and parts of their values."""
 
 import hashlib
+from typing import Final
 
 from cairn.service.actions.caches import LeafSummary, OpenStep
 from cairn.service.actions.plane import ControlPlane
@@ -15,6 +16,8 @@ from cairn.storage.reading.tensor_parts import (
     json_number,
 )
 
+_MODEL: Final = "model"  # the item that is meant where none is named
+
 
 def open_step(plane: ControlPlane, root: str, run: str, step: int) -> OpenStep:
     """Open a listed step.
@@ -26,6 +29,25 @@ def open_step(plane: ControlPlane, root: str, run: str, step: int) -> OpenStep:
     """
     stored_run = plane.run(root, run)
     return plane.steps.open(stored_run, stored_run.step(step))
+
+
+def item_of(step: OpenStep, item: str | None) -> str:
+    """Return the item to read a leaf of: by default `model`, or else the only one with arrays.
+
+    Raises:
+        LeafNotFoundError: No item is given, and the step has several, none of them `model`.
+    """
+    if item is not None or _MODEL in step.manifest.items:
+        return item or _MODEL
+    if len(step.array_items) != 1:
+        raise LeafNotFoundError(
+            "the item is not given",
+            path=step.uri,
+            expected=f"one of {', '.join(step.array_items) or 'no items: none holds arrays'}",
+            found="none",
+            next_step="Add `--item NAME` to the command, or `item=NAME` to the request.",
+        )
+    return step.array_items[0]
 
 
 def open_part(reader: CheckpointReader, item: str, path: str, text: str = "") -> TensorPart:

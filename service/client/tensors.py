@@ -12,6 +12,7 @@ import httpx
 from cairn.service.client.annotations import AnnotationsConnection
 from cairn.service.client.download import download
 from cairn.service.client.protocol.paths import DEFAULT_ROOT, leaf_path, step_path
+from cairn.service.client.protocol.requests import without_none
 from cairn.service.schemas import (
     PlannedLeaf,
     StepDiff,
@@ -62,7 +63,7 @@ class TensorsConnection(AnnotationsConnection):
         path: str,
         *,
         part: str = "",
-        item: str = "model",
+        item: str | None = None,
         root: str = DEFAULT_ROOT,
     ) -> TensorValues:
         """Return a leaf, or a slice of it, as nested lists of at most 65,536 elements.
@@ -72,7 +73,7 @@ class TensorsConnection(AnnotationsConnection):
             step: A listed step.
             path: Path of the leaf, from `tensors`.
             part: Slice in NumPy's notation, such as "0:10,:,3"; "" for all.
-            item: Item of the leaf.
+            item: Item of the leaf; None: `model`, or the only item that holds arrays.
             root: Name of the run's root.
         """
         leaf = leaf_path(root, run, step, path)
@@ -85,7 +86,7 @@ class TensorsConnection(AnnotationsConnection):
         path: str,
         *,
         part: str = "",
-        item: str = "model",
+        item: str | None = None,
         root: str = DEFAULT_ROOT,
     ) -> TensorStatistics:
         """Return statistics of a leaf, or of a slice; arguments as in `tensor_values`."""
@@ -100,7 +101,7 @@ class TensorsConnection(AnnotationsConnection):
         target: str | os.PathLike[str],
         *,
         part: str = "",
-        item: str = "model",
+        item: str | None = None,
         format: Literal["npy", "safetensors"] = "npy",
         root: str = DEFAULT_ROOT,
     ) -> int:
@@ -114,7 +115,7 @@ class TensorsConnection(AnnotationsConnection):
             path: Path of the leaf.
             target: File to write.
             part: Slice, as in `tensor_values`.
-            item: Item of the leaf.
+            item: Item of the leaf; None: `model`, or the only item that holds arrays.
             format: `npy` has no bfloat16 and no float8; `safetensors` has no complex numbers.
             root: Name of the run's root.
 
@@ -123,7 +124,7 @@ class TensorsConnection(AnnotationsConnection):
                 the
                 store: the server then breaks the connection.
         """
-        query = urlencode({"item": item, "slice": part, "format": format})
+        query = urlencode(without_none({"item": item, "slice": part, "format": format}))
         return download(self._http, f"{leaf_path(root, run, step, path)}?{query}", Path(target))
 
     def diff(

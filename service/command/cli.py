@@ -576,6 +576,14 @@ def convert(
 def gather(
     checkpoint: CheckpointArgument,
     dtype: DtypeOption = None,
+    items: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--item",
+            metavar="NAME",
+            help="Write this one; may be repeated. Default: model, or else all that hold arrays.",
+        ),
+    ] = None,
     despite_damage: DespiteDamageOption = None,
     watch: WatchOption = False,
     root: RootOption = None,
@@ -583,7 +591,9 @@ def gather(
     json: JsonOption = False,
 ) -> None:
     """Write a checkpoint's model into one safetensors file."""
-    later = {} if despite_damage is None else {"despite_damage": despite_damage}
+    later: dict[str, Any] = {} if despite_damage is None else {"despite_damage": despite_damage}
+    if items:
+        later["items"] = items
     with Client(url) as client:
         place = resolve_step(client, checkpoint, root)
         started = client.gather(place.run, place.step, root=place.root, dtype=dtype, **later)

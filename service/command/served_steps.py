@@ -42,20 +42,20 @@ class ServedStep:
             self._run, self._step, item=item, prefix=prefix, root=self._root
         )
 
-    def values(self, path: str, item: str, part: str) -> TensorValues:
+    def values(self, path: str, item: str | None, part: str) -> TensorValues:
         """Read the values of a leaf, or of a part of it."""
         return self._client.tensor_values(
             self._run, self._step, path, part=part, item=item, root=self._root
         )
 
-    def statistics(self, path: str, item: str, part: str) -> TensorStatistics:
+    def statistics(self, path: str, item: str | None, part: str) -> TensorStatistics:
         """Compute statistics of a leaf's values, or of a part of them."""
         return self._client.tensor_statistics(
             self._run, self._step, path, part=part, item=item, root=self._root
         )
 
     def save(
-        self, path: str, item: str, part: str, kind: Literal["npy", "safetensors"], target: Path
+        self, path: str, item: str | None, part: str, kind: Literal["npy", "safetensors"], target: Path
     ) -> int:
         """Write a leaf, or a part of it, to a file; return its size in bytes.
 

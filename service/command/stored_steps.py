@@ -7,7 +7,7 @@ from typing import Literal
 from cairn.service.actions.caches import OpenStep, StepCache
 from cairn.service.actions.diffs import DiffSelection, DiffSide, diff_steps
 from cairn.service.actions.plans import plan_step
-from cairn.service.actions.tensors import list_tensors, statistics_of, tensor_values
+from cairn.service.actions.tensors import item_of, list_tensors, statistics_of, tensor_values
 from cairn.service.catalog.step_records import verification_of
 from cairn.service.client.whole_file import whole_file
 from cairn.service.schemas import (
@@ -74,17 +74,17 @@ class StoredStep:
             yield from page
             after += len(page)
 
-    def values(self, path: str, item: str, part: str) -> TensorValues:
+    def values(self, path: str, item: str | None, part: str) -> TensorValues:
         """Read the values of a leaf, or of a part of it."""
         return tensor_values(self._part(path, item, part))
 
-    def statistics(self, path: str, item: str, part: str) -> TensorStatistics:
+    def statistics(self, path: str, item: str | None, part: str) -> TensorStatistics:
         """Compute statistics of a leaf's values, or of a part of them."""
         tensor_part = self._part(path, item, part)
         return statistics_of(tensor_part, tensor_part.statistics())
 
     def save(
-        self, path: str, item: str, part: str, kind: Literal["npy", "safetensors"], target: Path
+        self, path: str, item: str | None, part: str, kind: Literal["npy", "safetensors"], target: Path
     ) -> int:
         """Write a leaf, or a part of it, to a file; return its size in bytes.
 
@@ -116,5 +116,6 @@ class StoredStep:
     def _side(self) -> DiffSide:
         return DiffSide.of(self._name, self.run, self.info, _STEPS)
 
-    def _part(self, path: str, item: str, part: str) -> TensorPart:
-        return TensorPart.of(self._open.reader(), item, path, part)
+    def _part(self, path: str, item: str | None, part: str) -> TensorPart:
+        step = self._open
+        return TensorPart.of(step.reader(), item_of(step, item), path, part)

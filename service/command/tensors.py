@@ -88,7 +88,7 @@ def tensors(
         if leaf is None:
             _list(step.tensors(item, prefix), json)
             return
-        selection = leaf, item or "model", part
+        selection = leaf, item, part
         if out is not None and kind is not None:
             step.save(*selection, kind, out)
             print(out)

@@ -53,6 +53,13 @@ def step_commands(checkpoint: Checkpoint) -> str:
     return "\n".join(commands)
 
 
+def statistics_command(checkpoint: Checkpoint, item: str, path: str) -> str:
+    """Return the command that prints what the values of a tensor are like."""
+    address = f"{checkpoint.run}/steps/{checkpoint.step}"
+    of_item = () if item == "model" else ("--item", item)
+    return _command("tensors", address, path, "--stats", *of_item, root=checkpoint.root)
+
+
 def artifact_code(artifact: Artifact) -> str:
     """Return Python, or the command, that loads the files of an artifact where the store is."""
     folder = artifact.uri.removeprefix("file://")

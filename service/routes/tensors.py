@@ -66,7 +66,13 @@ LeafPath = Annotated[
         description="Path of a leaf, as the list of them has it.",
     ),
 ]
-LeafItem = Annotated[str, Query(pattern=ITEM_PATTERN, description="Item of the leaf.")]
+LeafItem = Annotated[
+    str | None,
+    Query(
+        pattern=ITEM_PATTERN,
+        description="Item of the leaf. Default: `model`, or the only item that holds arrays.",
+    ),
+]
 PartText = Annotated[
     str,
     Query(
@@ -234,7 +240,7 @@ def read_tensor(
     leaf: LeafPath,
     plane: PlaneDependency,
     request: Request,
-    item: LeafItem = "model",
+    item: LeafItem = None,
     part: PartText = "",
     format: Format = None,
     stats: Stats = False,
@@ -247,6 +253,7 @@ def read_tensor(
     returned as their uint32 words, along one more axis.
     """
     opened = tensors.open_step(plane, root, run, step)
+    item = tensors.item_of(opened, item)
     tensor_part = tensors.open_part(opened.reader(), item, leaf, part)
     if stats and format not in {None, "json"}:
         raise InvalidRequestError(f"format={format}: statistics are JSON; leave it away")

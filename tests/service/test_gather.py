@@ -66,8 +66,10 @@ def test_order_of_items_does_not_make_another_artifact(http):
 
 def test_checkpoint_of_no_model_is_gathered_too(http):
     path = GATHER.replace("llama", "plain")
-    answer = http.post(path, json={"items": ["params"]})
-    assert answer.status_code == 202
+    named = http.post(path, json={"items": ["params"]})
+    assert named.status_code == 202
+    by_default = http.post(path, json={})
+    assert by_default.json()["request"] == named.json()["request"]
 
 
 def test_unknown_items_are_named(http):

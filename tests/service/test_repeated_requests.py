@@ -14,7 +14,7 @@ STEP = f"{RUN}/checkpoints/1"
 STARTING = {
     f"{STEP}:verify": {},
     f"{STEP}:convert": {"max_shard_size": "13KB"},
-    f"{STEP}:gather": {"items": ["model"]},
+    f"{STEP}:gather": {},  # the step decides on the items
     f"{STEP}:restore": {"mode": "fork", "run": "child"},
     f"{RUN}:verify": {"steps": "none"},
     f"{RUN}:gc": {"dry_run": True},

@@ -11,6 +11,7 @@ import httpx
 from cairn.service.client.asynchronous.annotations import AsyncAnnotationsConnection
 from cairn.service.client.asynchronous.download import download
 from cairn.service.client.protocol.paths import DEFAULT_ROOT, leaf_path, step_path
+from cairn.service.client.protocol.requests import without_none
 from cairn.service.schemas import (
     PlannedLeaf,
     StepDiff,
@@ -62,7 +63,7 @@ class AsyncTensorsConnection(AsyncAnnotationsConnection):
         path: str,
         *,
         part: str = "",
-        item: str = "model",
+        item: str | None = None,
         root: str = DEFAULT_ROOT,
     ) -> TensorValues:
         """Return a leaf, or a slice of it, as nested lists of at most 65,536 elements.
@@ -72,7 +73,7 @@ class AsyncTensorsConnection(AsyncAnnotationsConnection):
             step: A listed step.
             path: Path of the leaf, from `tensors`.
             part: Slice in NumPy's notation, such as "0:10,:,3"; "" for all.
-            item: Item of the leaf.
+            item: Item of the leaf; None: `model`, or the only item that holds arrays.
             root: Name of the run's root.
         """
         leaf = leaf_path(root, run, step, path)
@@ -85,7 +86,7 @@ class AsyncTensorsConnection(AsyncAnnotationsConnection):
         path: str,
         *,
         part: str = "",
-        item: str = "model",
+        item: str | None = None,
         root: str = DEFAULT_ROOT,
     ) -> TensorStatistics:
         """Return statistics of a leaf, or of a slice; arguments as in `tensor_values`."""
@@ -102,7 +103,7 @@ class AsyncTensorsConnection(AsyncAnnotationsConnection):
         target: str | os.PathLike[str],
         *,
         part: str = "",
-        item: str = "model",
+        item: str | None = None,
         format: Literal["npy", "safetensors"] = "npy",
         root: str = DEFAULT_ROOT,
     ) -> int:
@@ -116,7 +117,7 @@ class AsyncTensorsConnection(AsyncAnnotationsConnection):
             path: Path of the leaf.
             target: File to write.
             part: Slice, as in `tensor_values`.
-            item: Item of the leaf.
+            item: Item of the leaf; None: `model`, or the only item that holds arrays.
             format: `npy` has no bfloat16 and no float8; `safetensors` has no complex numbers.
             root: Name of the run's root.
 
@@ -125,7 +126,7 @@ class AsyncTensorsConnection(AsyncAnnotationsConnection):
                 the
                 store: the server then breaks the connection.
         """
-        query = urlencode({"item": item, "slice": part, "format": format})
+        query = urlencode(without_none({"item": item, "slice": part, "format": format}))
         return await download(
             self._http, f"{leaf_path(root, run, step, path)}?{query}", Path(target)
         )

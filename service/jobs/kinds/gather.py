@@ -31,32 +31,38 @@ from cairn.storage.safetensors.writer import TensorSource, plan_shards
 KIND: Final = "gather"
 RULE_VERSION: Final = 1
 FILE_PREFIX: Final = "gathered"
+MODEL: Final = "model"
+"""Item that is meant where none is named."""
+
 _ONE_FILE: Final = 1 << 62
 
 
-def gather_options(items: list[str], dtype: str | None) -> dict[str, Any]:
-    """Return the options in the canonical form that identifies the artifact.
+def gather_options(items: list[str] | None, dtype: str | None) -> dict[str, Any]:
+    """Return the options in the canonical form; without items if the step decides on them.
 
     Raises:
         InvalidRequestError: The dtype is unknown.
     """
     _dtype(dtype)
-    return {"items": sorted({*items}), "dtype": dtype}
+    return {"dtype": dtype} if items is None else {"items": sorted({*items}), "dtype": dtype}
 
 
-def check_gatherable(run: Run, step: StepInfo, options: Mapping[str, Any]) -> None:
-    """Raise if a gather job could not succeed with these options.
+def with_items(run: Run, step: StepInfo, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that identify the artifact, with the items to gather.
 
     Raises:
-        InvalidRequestError: An item has no arrays in this step.
+        InvalidRequestError: An item has no arrays in this step, or no item has.
     """
-    arrays = {leaf.item for leaf in run.contents(step).leaves}
-    unknown = sorted({*options["items"]} - arrays)
-    if unknown:
+    arrays = sorted({leaf.item for leaf in run.contents(step).leaves})
+    items = options.get("items") or ([MODEL] if MODEL in arrays else arrays)
+    unknown = [item for item in items if item not in arrays]
+    if unknown or not items:
         raise InvalidRequestError(
-            f"body.items: expected items of step {step.step} that hold arrays "
-            f"({', '.join(sorted(arrays))}), found {', '.join(map(repr, unknown))}"
+            f"items: expected some of step {step.step} that hold arrays "
+            f"({', '.join(arrays) or 'it has none'}), "
+            f"found {', '.join(map(repr, unknown)) or 'none'}"
         )
+    return {**options, "items": items}
 
 
 def _plan(

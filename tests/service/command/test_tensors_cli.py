@@ -29,6 +29,9 @@ def run(tmp_path_factory):
         ).wait()
         model["layers"] = layers | {"0": {"kernel": KERNEL * 2}}
         checkpointer.save(6, {"model": model, "optimizer": optimizer}, meta={}).wait()
+    with Checkpointer(str(folder / "store" / "plain")) as checkpointer:
+        checkpointer.save(1, {"loop": {"w": KERNEL}}, meta={}).wait()
+        checkpointer.save(2, {"loop": {"w": KERNEL}, "ema": {"w": KERNEL}}, meta={}).wait()
     return Run.open(str(folder / "store" / "run"))
 
 
@@ -43,10 +46,11 @@ def served(run):
 def ask(request, run, served):
     """Runs a command that asks a control plane, or the store; "{}" is the run."""
     name = "run" if request.param == "server" else str(run.uri)
+    plain = "plain" if request.param == "server" else str(run.uri.parent / "plain")
     asked = served if request.param == "server" else "http://127.0.0.1:1"
 
     def answer(*arguments):
-        given = [str(one).replace("{}", name) for one in arguments]
+        given = [str(one).replace("{}", name).replace("{plain}", plain) for one in arguments]
         return cairn_here(*given, "--url", asked)
 
     return answer
@@ -87,6 +91,17 @@ def test_values_of_a_leaf_are_shown(shown, told):
     assert shown("tensors", "{}", "odd%2Fname") == "[nan, 1.0, -inf]\n"
     assert shown("tensors", "{}", "count", "--item", "optimizer") == "1\n"
     assert told("tensors", "{}", "layers/0/kernel", "--slice", "0,:2")["values"] == [0.0, 2.0]
+
+
+def test_the_only_item_is_meant_where_none_is_named_and_several_are_listed(ask, tmp_path):
+    done = ask("tensors", "{plain}/steps/1", "w", "--slice", "0,:2")
+    assert done.stdout == "[0.0, 1.0]\n", done.stderr
+    done = ask("tensors", "{plain}/steps/1", "w", "--out", tmp_path / "w.npy")
+    assert done.returncode == 0, done.stderr
+    done = ask("tensors", "{plain}/steps/2", "w", "--stats")
+    assert done.returncode == 3
+    assert "one of ema, loop" in done.stderr
+    assert "--item NAME" in done.stderr
 
 
 def test_statistics_of_a_leaf_are_shown(shown, told):

@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlencode
 
 import httpx
 import jax
@@ -40,10 +41,10 @@ def save_managed(root: Path) -> None:
 
 
 def save_adopted(root: Path) -> None:
-    with ocp.CheckpointManager(root.parent / "theirs") as manager:
+    with ocp.CheckpointManager(root / "theirs") as manager:
         manager.save(4, args=ocp.args.Composite(loop=ocp.args.StandardSave(TREE)))
         manager.wait_until_finished()
-    assert adopt(root.parent / "theirs", root / "adopted").adopted == (4,)
+    assert adopt(root / "theirs", root / "adopted").adopted == (4,)
 
 
 SAVED = {
@@ -89,6 +90,21 @@ def test_python_of_any_step_loads_it(plane, run):
     np.testing.assert_array_equal(arrays[0], np.arange(6.0))
     for line in texts["commands for the step"].splitlines():
         assert cairn_here(*shlex.split(line)[1:], url=plane).returncode == 0
+
+
+@pytest.mark.parametrize("run", SAVED)
+def test_commands_for_steps_without_a_model_config_work_as_pasted(plane, run):
+    page = httpx.get(f"{plane}/ui/default/{run}/steps/4", follow_redirects=True).text
+    (gather,) = re.findall(r"<code>(cairn gather [^<]*)</code>", page)
+    done = cairn_here(*shlex.split(gather)[1:], "--watch", url=plane)
+    assert done.returncode == 0, done.stderr
+    with Client(plane) as client:
+        item, path = next((one.item, one.path) for one in client.tensors(run, 4) if one.bytes)
+    query = urlencode({"item": item, "path": path})
+    texts = snippets(plane, f"/ui/default/{run}/steps/4/tensor?{query}")
+    command = shlex.split(texts["command that prints its statistics"])
+    done = cairn_here(*command[1:], url=plane)
+    assert done.returncode == 0, done.stderr
 
 
 def test_texts_of_a_known_model_load_it_here_and_in_transformers(plane, tmp_path, monkeypatch):

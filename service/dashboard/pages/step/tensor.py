@@ -20,6 +20,7 @@ from cairn.service.dashboard.forms.fields import body_of
 from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.rendering import HEADERS
 from cairn.service.dashboard.requests import StepRequestDependency
+from cairn.service.dashboard.snippets import statistics_command
 from cairn.service.errors import InvalidRequestError
 from cairn.service.http.value_streams import ValueRead
 from cairn.service.schemas import PLAIN_PATTERN, PlanRequest
@@ -63,9 +64,11 @@ def tensor_page(
     if axes:
         body = body_of(PlanRequest, mesh={"axes": axes})
         planned = plans.plan_leaf(step, leaf.item, leaf.path, body)
+    checkpoint = request.checkpoint()
     return request.render(
         "step/tensor.html",
-        checkpoint=request.checkpoint(),
+        checkpoint=checkpoint,
+        statistics_command=statistics_command(checkpoint, leaf.item, leaf.path),
         leaf=leaf,
         mesh=mesh_text(axes),
         split=splitting(leaf.shape, planned.spec if planned else leaf.spec, axes) if axes else None,
