@@ -55,7 +55,12 @@ class ServedStep:
         )
 
     def save(
-        self, path: str, item: str | None, part: str, kind: Literal["npy", "safetensors"], target: Path
+        self,
+        path: str,
+        item: str | None,
+        part: str,
+        kind: Literal["npy", "safetensors"],
+        target: Path,
     ) -> int:
         """Write a leaf, or a part of it, to a file; return its size in bytes.
 

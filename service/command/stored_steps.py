@@ -84,7 +84,12 @@ class StoredStep:
         return statistics_of(tensor_part, tensor_part.statistics())
 
     def save(
-        self, path: str, item: str | None, part: str, kind: Literal["npy", "safetensors"], target: Path
+        self,
+        path: str,
+        item: str | None,
+        part: str,
+        kind: Literal["npy", "safetensors"],
+        target: Path,
     ) -> int:
         """Write a leaf, or a part of it, to a file; return its size in bytes.
 
