@@ -27,6 +27,7 @@ from cairn.interop.conversion.ops import (
 )
 from cairn.interop.conversion.rules import Rule
 from cairn.interop.errors import ArgumentError, ConversionError
+from cairn.storage.arrays.dtypes import is_floating
 from cairn.storage.safetensors.writer import TensorSource
 
 FLOAT_NAMES = ("float32", "float16", "bfloat16", "float64")
@@ -130,16 +131,6 @@ def cut(array: Array, max_bytes: int) -> Iterator[Array]:
     rows = max(1, max_bytes // max(1, row_bytes))
     for start in range(0, array.shape[0], rows):
         yield np.ascontiguousarray(array[start : start + rows])
-
-
-def is_floating(dtype: Any) -> bool:
-    """Return whether a dtype is floating, `ml_dtypes` included; complex ones are not."""
-    numpy_dtype: np.dtype[Any] = np.dtype(dtype)
-    try:
-        ml_dtypes.finfo(numpy_dtype)
-    except ValueError:
-        return False
-    return numpy_dtype.kind != "c"
 
 
 def float_dtype(value: Any, *, argument: str) -> np.dtype[Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from cairn.interop.config.hf_keys import NEUTRAL_VALUES, unread_keys
 from cairn.interop.config.rope import RopeConfig
 from cairn.interop.errors import ConfigError
+from cairn.interop.families.key_kinds import is_number
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -260,12 +260,12 @@ def _one_rope(
 def _wrong_kind(name: str, value: Any, key: str) -> list[str]:
     if name in ("short_factor", "long_factor"):
         numbers = value if isinstance(value, list | tuple) else [None]
-        return [] if all(map(_is_number, numbers)) else [f"{name}={value!r} in {key}, no numbers"]
+        return [] if all(map(is_number, numbers)) else [f"{name}={value!r} in {key}, no numbers"]
     if name == "truncate":
         return [] if isinstance(value, bool) else [f"{name}={value!r} in {key}, not true or false"]
     if name not in _NUMBERS:
         return []
-    if not _is_number(value):
+    if not is_number(value):
         return [f"{name}={value!r} in {key}, no number"]
     return [f"{name}={value!r} in {key}, not above 0"] if name in _POSITIVE and value <= 0 else []
 
@@ -276,10 +276,6 @@ def _is_null(name: str, data: Mapping[str, Any]) -> bool:
     return any(
         isinstance(nested, Mapping) and name in nested and nested[name] is None for nested in said
     )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def rope_to_hf(rope: RopeConfig) -> dict[str, Any]:

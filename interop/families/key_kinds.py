@@ -88,7 +88,7 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -108,8 +108,8 @@ COUNT_OR_ZERO: Final[Kind] = (
     "an integer, 0 or more",
     lambda value: _is_whole(value) and value >= 0,
 )
-POSITIVE: Final[Kind] = ("a positive number", lambda value: _is_number(value) and value > 0)
-NUMBER: Final[Kind] = ("a number", _is_number)
+POSITIVE: Final[Kind] = ("a positive number", lambda value: is_number(value) and value > 0)
+NUMBER: Final[Kind] = ("a number", is_number)
 TEXT: Final[Kind] = ("a text", _is_text)
 TEXTS: Final[Kind] = ("a list of texts", _is_list_of(_is_text))
 INTEGERS: Final[Kind] = ("a list of integers", _is_list_of(_is_whole))

@@ -17,7 +17,7 @@ from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.config.decoder_layers import leaf_shapes
 from cairn.interop.conversion.ops import Shape
 from cairn.interop.conversion.rules import Rule, RuleTable, match
-from cairn.interop.conversion.tensor_streams import float_dtype, is_floating, streams
+from cairn.interop.conversion.tensor_streams import float_dtype, streams
 from cairn.interop.errors import ConversionError
 from cairn.interop.families.family import get_family
 from cairn.interop.trainers.mapped_model import MappedModel, map_model
@@ -25,6 +25,7 @@ from cairn.interop.weights.adapter_files import adapter_content, array_source
 from cairn.interop.weights.mapped_leaves import by_stored_leaf, mapped_leaves
 from cairn.interop.weights.peft_names import modules_of
 from cairn.interop.weights.stored_leaves import ServedLeaf, adapters_of, served_leaves
+from cairn.storage.arrays.dtypes import is_floating
 from cairn.storage.errors import TreeMismatchError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.records.manifest import Manifest

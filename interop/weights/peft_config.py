@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cairn.interop.errors import ConversionError
+from cairn.interop.families.key_kinds import is_number
 
 __all__ = ["PeftConfig", "target_modules"]
 
@@ -98,8 +99,8 @@ class PeftConfig:
             problems.append("rank_pattern or alpha_pattern, which are no objects")
         else:
             ranks, alphas = [rank, *patterns[0].values()], [alpha, *patterns[1].values()]
-            problems += [f"rank {n!r}" for n in ranks if not _is_number(n) or n != int(n) or n < 1]
-            problems += [f"alpha {n!r}" for n in alphas if not _is_number(n) or n <= 0]
+            problems += [f"rank {n!r}" for n in ranks if not is_number(n) or n != int(n) or n < 1]
+            problems += [f"alpha {n!r}" for n in alphas if not is_number(n) or n <= 0]
         if problems:
             raise ConversionError(
                 path=path,
@@ -170,10 +171,6 @@ def _matching(pattern: Mapping[str, Any], module: str, usual: Any) -> Any:
     """Return the first value whose key matches the end of a module's name; else `usual`."""
     matches = (value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module))
     return next(matches, usual)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _plain(value: float) -> int | float:

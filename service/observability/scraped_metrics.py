@@ -8,11 +8,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Final, NamedTuple
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from cairn.storage.store.deadlines import set_outcome
 
 logger = logging.getLogger(__name__)
 
@@ -110,12 +113,7 @@ def _begin(part: MetricSource) -> Future[list[Sample]]:
     """Read a part in a daemon thread: a silent database must not keep the process alive."""
     answer: Future[list[Sample]] = Future()
 
-    def read() -> None:
-        try:
-            answer.set_result([*part.read()])
-        except Exception as exc:
-            answer.set_exception(exc)
-
+    read = partial(set_outcome, answer, lambda: [*part.read()])
     threading.Thread(target=read, name="cairn-metrics", daemon=True).start()
     return answer
 

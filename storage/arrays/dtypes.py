@@ -7,6 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import DTypeLike
 
 from cairn.storage.errors import UnsupportedFormatError
 
@@ -33,10 +34,11 @@ def dtype_named(name: str) -> np.dtype[Any]:
         ) from exc
 
 
-def is_floating(dtype: np.dtype[Any]) -> bool:
+def is_floating(dtype: DTypeLike) -> bool:
     """Return True if the dtype is floating and not complex; dtypes of `ml_dtypes` are included."""
+    numpy_dtype: np.dtype[Any] = np.dtype(dtype)
     try:
-        ml_dtypes.finfo(dtype)
+        ml_dtypes.finfo(numpy_dtype)
     except ValueError:
         return False
-    return dtype.kind != "c"
+    return numpy_dtype.kind != "c"

@@ -17,8 +17,8 @@ import ml_dtypes
 import numpy as np
 
 from cairn.interop.conversion.ops import Array, Shape
-from cairn.interop.conversion.tensor_streams import is_floating
 from cairn.interop.weights.weight_source import QuantizedTensor, WeightSource
+from cairn.storage.arrays.dtypes import is_floating
 
 __all__ = ["FP8"]
 

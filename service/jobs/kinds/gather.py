@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cairn.interop.conversion.tensor_streams import float_dtype, is_floating
+from cairn.interop.conversion.tensor_streams import float_dtype
 from cairn.interop.errors import ArgumentError
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobKind
@@ -21,6 +21,7 @@ from cairn.service.jobs.kinds.export_job import (
     run_export,
     write_part,
 )
+from cairn.storage.arrays.dtypes import is_floating
 from cairn.storage.reading.item_arrays import LeafInfo
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.records.manifest import Manifest

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cairn.interop.conversion.tensor_streams import is_floating
 from cairn.service.errors import InvalidRequestError
+from cairn.storage.arrays.dtypes import is_floating
 from cairn.storage.errors import CorruptionError, InvalidURIError, NotFoundError, SourceRefusedError
 from cairn.storage.runs.run import Run
 from cairn.storage.safetensors.reader import read_header, read_tensor

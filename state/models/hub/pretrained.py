@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from cairn.interop.config.base import EDPretrainedConfig
 from cairn.interop.conversion.ops import Array
 from cairn.interop.conversion.rules import Rule, match
-from cairn.interop.conversion.tensor_streams import float_dtype, is_floating
+from cairn.interop.conversion.tensor_streams import float_dtype
 from cairn.interop.errors import ArgumentError, ConversionError
 from cairn.interop.weights.export import rule_table
 from cairn.interop.weights.files import PretrainedWeights
@@ -30,6 +30,7 @@ from cairn.state.models.hub.shares import Target, exchanged, read_places, read_r
 from cairn.state.models.hub.slices import one_dtype
 from cairn.state.paths import NamedLeaf, named_leaves
 from cairn.state.sharding.rules import module_plan
+from cairn.storage.arrays.dtypes import is_floating
 
 _TOGETHER_BYTES: Final = 1 << 30
 """Minimum bytes of weights, over all processes, that are read before the processes synchronize."""

@@ -20,11 +20,11 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 from cairn.interop.conversion.boxes import Box
 from cairn.interop.conversion.ops import Array
 from cairn.interop.conversion.rules import Rule
-from cairn.interop.conversion.tensor_streams import is_floating
 from cairn.interop.weights.weight_source import WeightSource
 from cairn.state.models.hub.slices import Slice, read_slices, slice_bytes
 from cairn.storage.arrays.box_buffers import aligned_empty
 from cairn.storage.arrays.boxes import fill
+from cairn.storage.arrays.dtypes import is_floating
 
 __all__ = ["Target", "exchanged", "read_places", "read_rule", "spans_processes"]
 
