@@ -20,7 +20,8 @@ from cairn.interop.conversion.rules import Rule, RuleTable, match
 from cairn.interop.conversion.tensor_streams import float_dtype, streams
 from cairn.interop.errors import ConversionError
 from cairn.interop.families.family import get_family
-from cairn.interop.trainers.mapped_model import MappedModel, map_model
+from cairn.interop.trainers.mapped_model import MappedModel, known_trainers, map_model
+from cairn.interop.trainers.trainer import find_trees
 from cairn.interop.weights.adapter_files import adapter_content, array_source
 from cairn.interop.weights.mapped_leaves import by_stored_leaf, mapped_leaves
 from cairn.interop.weights.peft_names import modules_of
@@ -224,10 +225,30 @@ def mapped_model(
     """
     if manifest.plain is None or manifest.model is not None:
         return None
+    items = _shapes(manifest)
+    return map_model(items, described, path=f"step {manifest.step}", looked_at=looked_at)
+
+
+def trainer_of(manifest: Manifest) -> str | None:
+    """Return the name of the trainer whose one model a step without a config of its own holds.
+
+    Without the model's config nothing tells yet that the model can be exported. None: the step has
+    a config, or no tree of a known trainer, or several.
+
+    Args:
+        manifest: manifest of the step.
+    """
+    if manifest.plain is None or manifest.model is not None:
+        return None
+    trees = find_trees(known_trainers(), _shapes(manifest))
+    return trees[0].trainer.name if len(trees) == 1 else None
+
+
+def _shapes(manifest: Manifest) -> dict[str, dict[str, Shape]]:
     items: dict[str, dict[str, Shape]] = {}
     for record in manifest.inline_leaves:
         items.setdefault(record.item, {})[record.path] = tuple(record.shape)
-    return map_model(items, described, path=f"step {manifest.step}", looked_at=looked_at)
+    return items
 
 
 def rule_table(config: EDPretrainedConfig, shapes: dict[str, Shape]) -> RuleTable:

@@ -1,18 +1,47 @@
 """Export of a checkpoint as Hugging Face files or as one GGUF file."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from cairn.interop.weights.export import trainer_of
 from cairn.service.access.callers import Caller
 from cairn.service.actions.job_start import JobStart
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.jobs.kinds import convert
 from cairn.service.jobs.kinds.export_job import export_request
+from cairn.service.jobs.kinds.trainer_settings import settings_beside
 from cairn.service.schemas import (
     ConvertRequest,
     Operation,
 )
 from cairn.storage.runs.damage import refuse_damaged
 from cairn.storage.safetensors.sizes import parse_size
+
+
+class StoredBy(NamedTuple):
+    """Other trainer that stored a step.
+
+    Attributes:
+        trainer: Its name.
+        has_settings: Its own config lies beside the step, so that an export needs no other.
+    """
+
+    trainer: str
+    has_settings: bool
+
+
+def stored_by(plane: ControlPlane, root: str, run: str, step: int) -> StoredBy | None:
+    """Return the other trainer whose model a listed step holds; None: no known one.
+
+    Raises:
+        RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
+        StoreUnavailableError: The store does not answer.
+    """
+    stored_run = plane.run(root, run)
+    manifest = stored_run.manifest(stored_run.step(step))
+    trainer = trainer_of(manifest)
+    if trainer is None:
+        return None
+    return StoredBy(trainer, settings_beside(stored_run, manifest)[0] is not None)
 
 
 def requested_options(body: ConvertRequest) -> dict[str, Any]:

@@ -32,6 +32,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     storage.router,
     writer.router,
     overview.router,
+    overview.store_router,
     tensors.router,
     tensor.router,
     config.router,

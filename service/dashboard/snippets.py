@@ -44,6 +44,19 @@ def transformers_code(checkpoint: Checkpoint) -> str:
     return _transformers(f"{folder}/current")
 
 
+def convert_command(checkpoint: Checkpoint, *, needs_config: bool) -> str:
+    """Return the command that exports a step which another trainer stored."""
+    config = ("--config", "FILE") if needs_config else ()
+    address = f"{checkpoint.run}/steps/{checkpoint.step}"
+    return _command("convert", address, *config, "--watch", root=checkpoint.root)
+
+
+def gather_command(checkpoint: Checkpoint) -> str:
+    """Return the command that writes a step's tensors to one file."""
+    address = f"{checkpoint.run}/steps/{checkpoint.step}"
+    return _command("gather", address, root=checkpoint.root)
+
+
 def step_commands(checkpoint: Checkpoint) -> str:
     """Return commands for a step."""
     address, root = f"{checkpoint.run}/steps/{checkpoint.step}", checkpoint.root

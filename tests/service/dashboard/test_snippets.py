@@ -20,6 +20,7 @@ from cairn import Checkpointer, CheckpointManager, Client, TrainState, adopt
 from tests.service.commands import cairn_here
 from tests.service.planes import running_plane
 from tests.service.tiny_run import copy_tiny_run
+from tests.trainers.kept import kept, store
 
 TREE = {"params": {"w": jnp.arange(6.0)}, "epoch": 3}
 
@@ -38,6 +39,19 @@ def save_managed(root: Path) -> None:
     with CheckpointManager(f"{root}/managed") as manager:
         manager.save(4, args=ocp.args.Composite(loop=ocp.args.StandardSave(TREE)))
         manager.wait_until_finished()
+
+
+TREES = {"maxtext": "maxtext-llama3.1-scanned", "tunix": "tunix-gemma3"}
+"""Trees of other trainers, by run."""
+
+
+def save_of_trainers(root: Path) -> None:
+    for run, name in (*TREES.items(), ("beside", TREES["maxtext"])):
+        store(name, root / "out" / run / "checkpoints")
+        adopt(root / "out" / run / "checkpoints", root / run)
+    _, settings = kept(TREES["maxtext"])
+    lines = (f"{key}: {json.dumps(value)}" for key, value in settings.items())
+    (root / "out/beside/config.yml").write_text("\n".join(lines))
 
 
 def save_adopted(root: Path) -> None:
@@ -62,6 +76,7 @@ def plane(tmp_path_factory):
     copy_tiny_run(root)
     for save in SAVED.values():
         save(root)
+    save_of_trainers(root)
     with running_plane(root, tmp_path_factory.mktemp("data")) as (url, _):
         yield url
 
@@ -94,7 +109,8 @@ def test_python_of_any_step_loads_it(plane, run):
 
 @pytest.mark.parametrize("run", SAVED)
 def test_commands_for_steps_without_a_model_config_work_as_pasted(plane, run):
-    page = httpx.get(f"{plane}/ui/default/{run}/steps/4", follow_redirects=True).text
+    page = httpx.get(f"{plane}/ui/default/{run}/steps/4/export").text
+    assert "can&#39;t be exported" in page or "can't be exported" in page
     (gather,) = re.findall(r"<code>(cairn gather [^<]*)</code>", page)
     done = cairn_here(*shlex.split(gather)[1:], "--watch", url=plane)
     assert done.returncode == 0, done.stderr
@@ -105,6 +121,46 @@ def test_commands_for_steps_without_a_model_config_work_as_pasted(plane, run):
     command = shlex.split(texts["command that prints its statistics"])
     done = cairn_here(*command[1:], url=plane)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("run", "trainer"), [("maxtext", "MaxText"), ("tunix", "Tunix")])
+def test_command_for_a_step_of_another_trainer_exports_it_with_its_config(
+    plane, tmp_path, run, trainer
+):
+    page = httpx.get(f"{plane}/ui/default/{run}/steps/1/export").text
+    assert f"Stored by {trainer}" in page
+    assert "docs/howto/from-maxtext.md" in page
+    assert "be exported" not in page
+    (tmp_path / "config.json").write_text(json.dumps(kept(TREES[run])[1]))
+    texts = snippets(plane, f"/ui/default/{run}/steps/1/export")
+    command = texts["command that exports the step"].replace("FILE", f"{tmp_path}/config.json")
+    done = cairn_here(*shlex.split(command)[1:], url=plane)
+    assert done.returncode == 0, done.stderr
+
+
+def test_step_beside_the_config_of_its_trainer_is_exported_without_another(plane):
+    page = httpx.get(f"{plane}/ui/default/beside/steps/1/export").text
+    assert "Stored by MaxText, whose config.yml lies beside it" in page
+    assert "cairn convert beside/steps/1 --watch" in page
+    assert '<select name="format">' in page
+
+
+def test_pages_of_an_imported_step_say_whose_it_is_and_where_its_files_lie(plane):
+    step = "/ui/default/adopted/steps/4"
+    overview, config, files = (
+        httpx.get(f"{plane}{step}{tab}", follow_redirects=True).text
+        for tab in ("", "/config", "/files")
+    )
+    assert "imported" in overview
+    assert "<dt>Imported by</dt>" in config
+    assert "<dt>Values</dt><dd>7 (" in config  # six of an array, and a number
+    folders = snippets(plane, f"{step}/files")
+    assert folders["folder of the step"].endswith("/theirs/4")
+    assert folders["folder of the digests"].endswith("/adopted/attempts/1/4")
+    assert files.index("theirs/4") < files.index("_METADATA")
+    assert files.index("attempts/1/4</code>") < files.index("chunk_digests.process_0.json")
+    own = httpx.get(f"{plane}/ui/default/trees/steps/4", follow_redirects=True).text
+    assert "imported" not in own
 
 
 def test_texts_of_a_known_model_load_it_here_and_in_transformers(plane, tmp_path, monkeypatch):

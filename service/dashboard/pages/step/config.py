@@ -20,18 +20,21 @@ def config_page(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
     """Show the model of a step: its architecture, configuration, and where it was saved."""
     step = request.open_step()
     meta = read_meta(step)
-    model = [leaf for leaf in step.leaves if leaf.item == "model"]
+    has_model = "model" in step.array_items
+    leaves = [leaf for leaf in step.leaves if leaf.item == "model" or not has_model]
     elements = Counter[str]()
-    for leaf in model:
+    for leaf in leaves:
         elements[leaf.dtype] += math.prod(leaf.shape)
     return request.render(
         "step/config.html",
         checkpoint=request.checkpoint(),
         manifest=step.manifest,
         model=step.manifest.model,
-        parameters=sum(math.prod(leaf.shape) for leaf in model),
+        has_model=has_model,
+        items=step.array_items,
+        values=elements.total(),
         dtypes=dict(elements.most_common()),
-        model_bytes=sum(leaf.nbytes for leaf in model),
+        nbytes=sum(leaf.nbytes for leaf in leaves),
         meta=meta,
         meta_tree=json_tree(meta.tree),
     )

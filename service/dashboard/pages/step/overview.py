@@ -7,11 +7,11 @@ from fastapi.responses import HTMLResponse
 from cairn.service.access.callers import Caller
 from cairn.service.access.permission import Reader
 from cairn.service.actions import aliases as aliases_actions
-from cairn.service.actions import operations, runs
+from cairn.service.actions import convert, operations, runs
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.dashboard import snippets
 from cairn.service.dashboard.damage import damage_job, newest_sound
-from cairn.service.dashboard.page_routes import page_router
+from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.requests import StepRequestDependency
 from cairn.service.errors import NotReadyError
 from cairn.service.schemas import Operation
@@ -22,7 +22,10 @@ LOOKED_THROUGH: Final = 200
 """Number of newest operations that are searched for those of the step."""
 SHOWN: Final = 8
 
+_TRAINERS: Final = {"maxtext": "MaxText", "tunix": "Tunix"}
+
 router: Final = page_router()
+store_router: Final = page_router(StorePage)
 
 
 @router.get("/ui/{root}/{run}/steps/{step}")
@@ -48,6 +51,23 @@ def step_page(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
         operations=operations_of(request.plane, caller, *request.names),
         refused=refused,
         snippets=snippets,
+    )
+
+
+@store_router.get("/ui/{root}/{run}/steps/{step}/export")
+def export_part(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
+    """Show how a step without a model config is exported, which only its manifest tells."""
+    checkpoint = request.checkpoint()
+    stored_by = convert.stored_by(request.plane, *request.names)
+    return request.render(
+        "step/export.html",
+        checkpoint=checkpoint,
+        stored_by=stored_by,
+        trainer=stored_by and _TRAINERS.get(stored_by.trainer, stored_by.trainer),
+        command=snippets.convert_command(
+            checkpoint, needs_config=stored_by is not None and not stored_by.has_settings
+        ),
+        gather=snippets.gather_command(checkpoint),
     )
 
 
