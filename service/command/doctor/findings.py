@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
 from typing import Final
 
 from cairn.installation import missing_extra
-from cairn.storage.store.deadlines import set_outcome
 
 
 class Outcome(StrEnum):
@@ -67,7 +65,15 @@ def run_checks(checks: Mapping[str, Check], *, seconds: float) -> list[Finding]:
 
 def _begin(check: Check) -> Future[list[Finding]]:
     answer: Future[list[Finding]] = Future()
-    ask = partial(set_outcome, answer, lambda: list(check()))
+
+    def ask() -> None:
+        try:
+            findings = list(check())
+        except Exception as exc:
+            answer.set_exception(exc)
+        else:
+            answer.set_result(findings)
+
     # A daemon thread: a check that hangs must not keep the command from ending.
     threading.Thread(target=ask, name="cairn-doctor", daemon=True).start()
     return answer
