@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cairn.interop.errors import ArgumentError
+from cairn.storage.counts import count_text
 
 __all__ = ["AxisEntry", "PartitionAxis"]
 
@@ -77,7 +78,7 @@ class PartitionAxis:
             object.__setattr__(self, name, entry)
         if problems:
             raise ArgumentError(
-                f"{len(problems)} fields name no mesh axes",
+                count_text(len(problems), "field names no mesh axes", "fields name no mesh axes"),
                 path="PartitionAxis",
                 next_step='give names such as "tp" or ("dp", "fsdp")',
                 problems=problems,

@@ -13,6 +13,7 @@ from flax import nnx
 from cairn.state.checkpointing import trees
 from cairn.state.errors import TreeStructureError
 from cairn.storage.arrays.leaf_paths import keys_of
+from cairn.storage.counts import count_text
 
 __all__ = [
     "NamedLeaf",
@@ -166,7 +167,7 @@ def rebuild(expected: Any, tree: Any, *, path: object) -> Any:
     problems = tree_problems(expected, tree)
     if problems:
         raise TreeStructureError(
-            f"{len(problems)} leaves do not fit",
+            count_text(len(problems), "leaf does not fit", "leaves do not fit"),
             path=path,
             expected=f"the {len(named_leaves(expected))} leaves of the state's own tree",
             next_step="pass a tree with exactly these paths and shapes",

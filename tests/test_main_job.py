@@ -130,5 +130,5 @@ def test_catalog_deleted_and_rebuilt_lists_the_same(tiny, tmp_path):
     command = ["-m", "cairn", "index", "rebuild", "--root", tiny.root]
     rebuilt = run([*command, "--data-dir", tmp_path / "control-plane"])
     assert rebuilt.returncode == 0, rebuilt.stderr
-    assert "1 runs, 2 checkpoints" in rebuilt.stdout
+    assert "1 run, 2 checkpoints" in rebuilt.stdout
     assert json.dumps(listing()) == json.dumps(before)

@@ -28,6 +28,7 @@ from cairn.interop.conversion.ops import (
 from cairn.interop.conversion.rules import Rule
 from cairn.interop.errors import ArgumentError, ConversionError
 from cairn.storage.arrays.dtypes import is_floating
+from cairn.storage.counts import count_text
 from cairn.storage.safetensors.writer import TensorSource
 
 FLOAT_NAMES = ("float32", "float16", "bfloat16", "float64")
@@ -105,7 +106,7 @@ def streams(
         raise ConversionError(
             path=path,
             expected="leaves of one dtype where they become one tensor",
-            found=f"{len(problems)} tensors of several",
+            found=f"{count_text(len(problems), 'tensor')} of several",
             next_step="name a floating dtype, to which all weights are cast, or cast these leaves",
             problems=problems,
         )

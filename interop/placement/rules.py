@@ -19,6 +19,7 @@ from cairn.interop.placement.specs import (
     splitting_axes,
     without_trailing_nones,
 )
+from cairn.storage.counts import count_text
 
 __all__ = [
     "AUTOMATIC",
@@ -181,7 +182,9 @@ def _entries_by_rule(
         return "none", []
     count = len(match.entries)
     if count > len(shape):
-        text = f"rule {match.pattern!r} names {count} dimensions (the leaf has {shape})"
+        text = (
+            f"rule {match.pattern!r} names {count_text(count, 'dimension')} (the leaf has {shape})"
+        )
         problems.append(SpecProblem(text))
         return match.pattern, []
     return match.pattern, list(match.entries)
@@ -196,7 +199,9 @@ def _entries_by_axes(
 ) -> tuple[str, list[AxisEntry]]:
     rule = f"axes ({', '.join(map(str, axes))})"
     if len(axes) != len(shape):
-        problems.append(SpecProblem(f"{len(axes)} axis names {axes} (the leaf has shape {shape})"))
+        problems.append(
+            SpecProblem(f"{count_text(len(axes), 'axis name')} {axes} (the leaf has shape {shape})")
+        )
         return rule, []
     taken: set[str] = set()
     entries: list[AxisEntry] = []

@@ -21,6 +21,7 @@ from cairn.interop.errors import ConversionError
 from cairn.interop.trainers import known
 from cairn.interop.trainers.maxtext_settings import from_maxtext, is_maxtext, sizes_in
 from cairn.interop.trainers.trainer import HeadRounding, Trainer, TrainerTree, find_trees
+from cairn.storage.counts import count_text
 
 __all__ = ["MappedModel", "known_trainers", "map_model"]
 
@@ -143,7 +144,7 @@ def _refuse_other_sizes(said: Mapping[str, int], stored: Mapping[str, Any], path
         raise ConversionError(
             path=path,
             expected="the settings of the model that is stored",
-            found=f"{len(problems)} sizes of another",
+            found=f"{count_text(len(problems), 'size')} of another",
             next_step="give the file that the run was started with, sizes that were set on its "
             "command line included",
             problems=problems,
@@ -187,9 +188,13 @@ def _left_out(
     for name in tree.left_out:
         first = name.split("/")[0]
         counts[first] = counts.get(first, 0) + 1
-    lines = [f"{tree.item}/{name}: {count} leaves" for name, count in sorted(counts.items())]
+    lines = [
+        f"{tree.item}/{name}: {count_text(count, 'leaf')}" for name, count in sorted(counts.items())
+    ]
     lines += [
-        f"{item}: {len(shapes)} leaves" for item, shapes in items.items() if item != tree.item
+        f"{item}: {count_text(len(shapes), 'leaf')}"
+        for item, shapes in items.items()
+        if item != tree.item
     ]
     rows = tree.shapes[tree.trainer.embedding][0]
     if rows > config.vocab_size:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from cairn.interop.errors import ConfigError
+from cairn.storage.counts import count_text
 
 __all__ = ["FILE", "flat_yaml", "from_maxtext", "is_maxtext", "sizes_in"]
 
@@ -116,7 +117,7 @@ def from_maxtext(settings: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         raise ConfigError(
             path=FILE,
             expected="a decoder of a family that is known here",
-            found=f"{len(problems)} settings of another",
+            found=f"{count_text(len(problems), 'setting')} of another",
             next_step="name a config.json of the model that computes the same, with --config",
             problems=problems,
         )

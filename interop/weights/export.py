@@ -27,6 +27,7 @@ from cairn.interop.weights.mapped_leaves import by_stored_leaf, mapped_leaves
 from cairn.interop.weights.peft_names import modules_of
 from cairn.interop.weights.stored_leaves import ServedLeaf, adapters_of, served_leaves
 from cairn.storage.arrays.dtypes import is_floating
+from cairn.storage.counts import count_text
 from cairn.storage.errors import TreeMismatchError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.records.manifest import Manifest
@@ -178,8 +179,8 @@ def _check_leaves(described: dict[str, Shape], stored: dict[str, Shape], *, path
         raise TreeMismatchError(
             "the checkpoint does not fit its config",
             path=path,
-            expected=f"the {len(described)} leaves that the stored config describes",
-            found=f"{len(problems)} that differ",
+            expected=f"the {count_text(len(described), 'leaf')} that the stored config describes",
+            found=count_text(len(problems), "that differs", "that differ"),
             next_step="Save the model with the config that it was built from.",
             problems=sorted(problems),
         )

@@ -22,6 +22,7 @@ from cairn.service.catalog.roots import drop_index
 from cairn.service.catalog.snapshot import take_snapshot
 from cairn.service.errors import NotReadyError
 from cairn.service.http.limiters import leave_catalog
+from cairn.storage.counts import count_text
 from cairn.storage.errors import (
     NotFoundError,
     RunNotFoundError,
@@ -424,7 +425,7 @@ def _refuse_gone(uri: StoreURI, names: list[str]) -> None:
     raise StoreUnavailableError(
         "the root is not where it was",
         path=uri,
-        expected=f"{len(names)} runs: {shown}{', …' * (len(names) > _SHOWN)}",
+        expected=f"{count_text(len(names), 'run')}: {shown}{', …' * (len(names) > _SHOWN)}",
         found="nothing",
         next_step="Mount it, or correct CAIRN_ROOT; if they were deleted on purpose, run `cairn "
         "index rebuild`.",

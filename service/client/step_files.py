@@ -12,6 +12,7 @@ from cairn.service.client.protocol.paths import DEFAULT_ROOT, file_path, plain_p
 from cairn.service.client.tensors import TensorsConnection
 from cairn.service.errors import DownloadError
 from cairn.service.schemas import StepFile, StepFileList
+from cairn.storage.counts import count_text
 
 _SUMMED_BYTES: Final = 1 << 20
 _SHOWN: Final = 3
@@ -146,7 +147,7 @@ def _refuse_mixed(others: Sequence[StepFile], folder: Path, name: str) -> None:
     if wrong:
         shown = ", ".join(wrong[:_SHOWN]) + ("" if len(wrong) <= _SHOWN else ", …")
         raise DownloadError(
-            f"{name}: expected in {folder} nothing of another step, found {len(wrong)} files that "
-            f"are not this one's: {shown}. Give each step a folder of its own, or download all of "
-            "this one."
+            f"{name}: expected in {folder} nothing of another step, found "
+            f"{count_text(len(wrong), 'file')} of another: {shown}. Give each step a folder of its "
+            "own, or download all of this one."
         )

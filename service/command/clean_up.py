@@ -30,6 +30,7 @@ from cairn.service.command.output.tables import print_table
 from cairn.service.glossary import state_label
 from cairn.service.schemas import RetentionDecision, RetentionPlan
 from cairn.service.sizes import Size, size_text
+from cairn.storage.counts import count_text
 
 app: Final = typer.Typer()
 
@@ -243,7 +244,7 @@ def _list_plan(plan: RetentionPlan) -> None:
     print_table(console, titles, map(_decision, plan.decisions))
     going = plan.delete_count
     staying = len(plan.decisions) - going
-    text = f"Keeps {staying} step{'s' if staying != 1 else ''}, would delete {going}"
+    text = f"Keeps {count_text(staying, 'step')}, would delete {going}"
     if going:
         text += f" ({size_text(plan.delete_bytes)}). Run again with --apply to delete them"
     errors.print(f"{text}.", soft_wrap=True)

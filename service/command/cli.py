@@ -108,6 +108,7 @@ from cairn.service.schemas import (
     OperationState,
     RunList,
 )
+from cairn.storage.counts import count_text
 from cairn.storage.runs.records.layout import RUN_FILE, check_run_name
 from cairn.storage.store.uri import parse_uri
 
@@ -741,7 +742,12 @@ def rebuild(
             {"runs": counts.runs, "checkpoints": counts.checkpoints, "aliases": counts.aliases}
         )
         return
-    print(f"{counts.runs} runs, {counts.checkpoints} checkpoints, {counts.aliases} aliases")
+    parts = (
+        count_text(counts.runs, "run"),
+        count_text(counts.checkpoints, "checkpoint"),
+        count_text(counts.aliases, "alias"),
+    )
+    print(", ".join(parts))
 
 
 def main() -> None:

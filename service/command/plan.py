@@ -24,6 +24,7 @@ from cairn.service.command.served_steps import ServedStep
 from cairn.service.command.tensors import shape_text, spec_text
 from cairn.service.schemas import PlannedLeaf, PlanRequest, StepPlan
 from cairn.service.sizes import Size
+from cairn.storage.counts import count_text
 
 app: Final = typer.Typer()
 
@@ -120,8 +121,12 @@ def _axes(text: str) -> dict[str, int]:
 def _print_plan(plan: StepPlan) -> None:
     mesh = ", ".join(f"{name}={size}" for name, size in plan.mesh.items())
     shared = f" of {plan.processes} processes" if plan.processes > 1 else ""
-    print(f"mesh: {mesh} ({plan.devices} devices{shared})")
-    uneven = f"{plan.misfits} leaves do not divide evenly" if plan.misfits else "does not fit"
+    print(f"mesh: {mesh} ({count_text(plan.devices, 'device')}{shared})")
+    uneven = (
+        count_text(plan.misfits, "leaf does not divide evenly", "leaves do not divide evenly")
+        if plan.misfits
+        else "does not fit"
+    )
     print(f"sharding: {'divides evenly' if plan.fits else uneven}")
     for problem in plan.problems:
         print(f"problem: {problem}")

@@ -25,6 +25,7 @@ from cairn.service.errors import ProblemResponseError
 from cairn.service.glossary import state_label
 from cairn.service.schemas import Checkpoint, Damage, Tensor, TensorStatistics
 from cairn.service.sizes import Size
+from cairn.storage.counts import count_text
 from cairn.storage.errors import UnsupportedLeafError
 
 app: Final = typer.Typer()
@@ -60,7 +61,7 @@ class Branch:
     def title(self, name: str) -> Text:
         """Build the branch's label: its name, its number of leaves and their size."""
         sizes = [leaf.bytes for leaf in self.everything]
-        summary = f"{len(sizes)} {'leaf' if len(sizes) == 1 else 'leaves'}, {Size(sum(sizes))}"
+        summary = f"{count_text(len(sizes), 'leaf')}, {Size(sum(sizes))}"
         return Text.assemble((readable(name) or "(no name)", "bold"), (f"  {summary}", "dim"))
 
 

@@ -45,6 +45,12 @@ Step: TypeAlias = "ServedStep | StoredStep"
 
 _CHANGES: Final = {"only_this": "missing", "only_other": "new"}
 """Words for the change of a leaf that only one of the two steps has."""
+_COUNTED: Final = _CHANGES | {
+    "values": "with other values",
+    "shape": "of another shape",
+    "dtype": "of another dtype",
+    "undigested": "not compared",
+}
 
 _BAR: Final = 40  # width in characters
 
@@ -218,7 +224,7 @@ def diff(
 
 def _print_diff(diff: StepDiff) -> None:
     counts = diff.leaves.model_dump()
-    changes = ", ".join(f"{n} {_CHANGES.get(name, name)}" for name, n in counts.items() if n)
+    changes = ", ".join(f"{n} {_COUNTED.get(name, name)}" for name, n in counts.items() if n)
     print(f"leaves: {changes or 'none'}")
     for title, entries in (
         ("config", diff.config),

@@ -10,6 +10,7 @@ from cairn.service.command.options import RootOption, RunArgument, UrlOption, co
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
 from cairn.service.sizes import Size, size_text
+from cairn.storage.counts import count_text
 
 app: Final = typer.Typer()
 
@@ -48,6 +49,6 @@ def usage(
     print_table(console, titles, rows)
     uses = ", ".join(f"{use} {size_text(size)}" for use, size in measured.uses.items() if size)
     print(
-        f"{measured.bytes} bytes in {measured.files} files: {uses or 'nothing'}; "
+        f"{measured.bytes} bytes in {count_text(measured.files, 'file')}: {uses or 'nothing'}; "
         f"`cairn gc` would free {size_text(measured.garbage)}"
     )

@@ -15,6 +15,7 @@ from cairn.service.dashboard import addresses, formats
 from cairn.service.dashboard.charts import marks, timeline
 from cairn.service.glossary import state_label
 from cairn.service.sizes import size_text
+from cairn.storage.counts import count_text
 from cairn.storage.store.clock import utc_now
 
 FOLDER: Final = Path(__file__).parent
@@ -57,6 +58,7 @@ _environment.filters.update(
     apart=formats.apart,
     brief=formats.brief,
     count=formats.count,
+    count_text=count_text,
     entry=formats.entry,
     export_name=formats.export_name,
     figure=formats.figure,

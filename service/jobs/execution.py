@@ -11,6 +11,7 @@ from cairn.service.jobs.context import JobCancelled, JobContext, JobsStopping, R
 from cairn.service.jobs.errors import JobFailedError, PartsFailedError
 from cairn.service.jobs.progress import ProgressMeter
 from cairn.service.observability.tracing import span
+from cairn.storage.counts import count_text
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.store.uri import StoreURI
 
@@ -129,7 +130,9 @@ class Execution(JobContext):
         def body() -> Result:
             self._elsewhere = True  # the worker of a part counts its bytes
             total = before + sum(int(part["nbytes"]) for part in parts)
-            self.progress.set(total_bytes=total, message=f"writing {len(parts)} files")
+            self.progress.set(
+                total_bytes=total, message=f"writing {count_text(len(parts), 'file')}"
+            )
             try:
                 results, failure = self._runner.run_parts(token, parts, at_once=at_once, done=done)
             finally:

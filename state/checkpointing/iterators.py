@@ -21,6 +21,7 @@ from cairn.state.checkpointing.iterator_states import (
     state_to_json,
 )
 from cairn.state.checkpointing.processes import agreement, exchange
+from cairn.storage.counts import count_text
 from cairn.storage.errors import (
     InvalidURIError,
     IteratorMismatchError,
@@ -221,7 +222,7 @@ def find_positions(
         elif not problems:
             states[name] = (iterator, *_state(reader, name, iterator, methods))
     if problems:
-        names = [f"{name} of {count} processes" for name, count in stored.items()]
+        names = [f"{name} of {count_text(count, 'process')}" for name, count in stored.items()]
         raise IteratorMismatchError(
             "the data can't go on where the step was saved",
             path=where,

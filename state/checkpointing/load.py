@@ -21,6 +21,7 @@ from cairn.state.checkpointing.restore import FittedItem, fit_item
 from cairn.state.checkpointing.restores.targets import Casts
 from cairn.state.checkpointing.skipped_steps import record_skipped
 from cairn.storage.arrays.orbax_tree import META_ITEM
+from cairn.storage.counts import count_text
 from cairn.storage.errors import InvalidURIError, LeafNotFoundError, PolicyError, TreeMismatchError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.damage import OnDamage, damaged_steps
@@ -278,7 +279,7 @@ def _fitted(
             "the step does not fit the target",
             path=where,
             expected=f"items {', '.join(opened.trees)}, as the target has them",
-            found=f"items {', '.join(reader.names())}, {len(problems)} differences",
+            found=f"items {', '.join(reader.names())}, {count_text(len(problems), 'difference')}",
             next_step="Build the target as it was saved, or load another step.",
             problems=problems,
         )

@@ -20,6 +20,7 @@ from cairn.state.checkpointing.restores.local_leaves import read_leaves
 from cairn.state.checkpointing.restores.shared_leaves import agreed_shared, read_shared
 from cairn.state.checkpointing.restores.targets import Casts, TargetLeaf, target_leaf
 from cairn.storage.arrays.orbax_tree import META_ITEM
+from cairn.storage.counts import count_text
 from cairn.storage.errors import (
     CorruptionError,
     LeafNotFoundError,
@@ -363,8 +364,9 @@ def _fitted(
         raise TreeMismatchError(
             f"item {item!r} does not fit the target",
             path=where,
-            expected=f"the {len(fitted.targets)} leaves of the target",
-            found=f"{len(fitted.infos)} stored leaves, {len(fitted.problems)} differences",
+            expected=f"the {count_text(len(fitted.targets), 'leaf')} of the target",
+            found=f"{count_text(len(fitted.infos), 'stored leaf', 'stored leaves')}, "
+            f"{count_text(len(fitted.problems), 'difference')}",
             next_step="Build the target as it was saved, or load another step.",
             problems=fitted.problems,
         )

@@ -17,6 +17,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from cairn.storage.arrays.leaf_paths import keys_of, path_of
 from cairn.storage.arrays.orbax_tree import array_name
+from cairn.storage.counts import count_text
 from cairn.storage.errors import TreeMismatchError, UnsupportedLeafError
 from cairn.storage.store.uri import is_text
 
@@ -110,8 +111,8 @@ def unflatten(target: Any, leaves: Mapping[str, Any]) -> Any:
     if problems:
         raise TreeMismatchError(
             "the trees differ",
-            expected=f"{len(target_paths)} leaves of the target",
-            found=f"{len(leaves)} leaves",
+            expected=f"{count_text(len(target_paths), 'leaf')} of the target",
+            found=count_text(len(leaves), "leaf"),
             next_step="Rebuild the target as it was saved.",
             problems=problems,
         )

@@ -13,6 +13,7 @@ from cairn.interop.errors import ArgumentError, with_nearest
 from cairn.interop.weights.files import GENERATION_FILE
 from cairn.interop.weights.source_folder import parse_json
 from cairn.state.models.generation_arguments import config_value
+from cairn.storage.counts import count_text
 
 SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p")
 """Settings that take effect if tokens are drawn at random."""
@@ -111,7 +112,7 @@ def merged_settings(
     ]
     if problems:
         raise ArgumentError(
-            f"{len(problems)} settings of generation can't act",
+            count_text(len(problems), "setting") + " of generation can't act",
             path="generate",
             expected=f"settings among {', '.join(sorted(SETTINGS))}",
             next_step="leave them out; an argument of that name replaces what the model's file "

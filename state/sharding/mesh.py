@@ -21,6 +21,7 @@ from jax.sharding import (
 from cairn.interop.placement import specs
 from cairn.interop.placement.rules import MESH_AXES
 from cairn.state.errors import ShardingError
+from cairn.storage.counts import count_text
 
 __all__ = [
     "compiling_mesh",
@@ -70,8 +71,8 @@ def make_mesh(
     if count > len(available):
         raise ShardingError(
             path=text,
-            expected=f"{count} devices",
-            found=f"{len(available)} devices",
+            expected=count_text(count, "device"),
+            found=count_text(len(available), "device"),
             next_step="use smaller axes, or put -1 for the axis that takes what is left",
         )
     if count < len(available) and jax.process_count() > 1 and devices is None:
@@ -102,7 +103,7 @@ def hybrid_devices(
         )
     by_slice = len({getattr(device, "slice_index", None) for device in devices}) > 1
     key = "slice_index" if by_slice else "process_index"
-    what = "slices" if by_slice else "processes"
+    granule, what = ("slice", "slices") if by_slice else ("process", "processes")
     counts: dict[int, int] = {}
     for device in devices:
         counts[getattr(device, key)] = counts.get(getattr(device, key), 0) + 1
@@ -114,9 +115,10 @@ def hybrid_devices(
     if prod(granules) != len(counts) or prod(sizes) != each:
         raise ShardingError(
             path=text,
-            expected=f"{prod(granules)} {what} (sharding_dcn_axis_dims {tuple(dcn_dims)}) of "
-            f"{prod(sizes)} devices (sharding_axis_dims {tuple(dims)})",
-            found=f"{len(counts)} {what} of {each} devices",
+            expected=f"{count_text(prod(granules), granule)} "
+            f"(sharding_dcn_axis_dims {tuple(dcn_dims)}) of "
+            f"{count_text(prod(sizes), 'device')} (sharding_axis_dims {tuple(dims)})",
+            found=f"{count_text(len(counts), granule)} of {count_text(each, 'device')}",
             next_step="make the products equal to these, or put -1 for one axis",
         )
     arranged: np.ndarray[Any, np.dtype[Any]] = mesh_utils.create_hybrid_device_mesh(

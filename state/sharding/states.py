@@ -18,6 +18,7 @@ from cairn.state.sharding.put import put_leaf, put_tree
 from cairn.state.sharding.report import ShardingReport
 from cairn.state.sharding.rules import module_plan
 from cairn.state.sharding.stable_placement import placement_of, settled
+from cairn.storage.counts import count_text
 
 __all__ = ["StateShardingMixin", "beside", "params_by_rules", "place_step"]
 
@@ -312,9 +313,9 @@ def _places_of(shape: Any, state: Any) -> list[Sharding | None]:
             )
     if problems:
         raise TreeStructureError(
-            f"{len(problems)} leaves do not fit",
+            count_text(len(problems), "leaf does not fit", "leaves do not fit"),
             path="shard_with_shape",
-            expected=f"a placement for each of the state's {len(own)} leaves",
+            expected=f"a placement for each of the state's {count_text(len(own), 'leaf')}",
             next_step="take `shardings` of a state with the same model and optimizer",
             problems=sorted(problems),
         )

@@ -26,6 +26,7 @@ from cairn.state.checkpointing.restore import (
 from cairn.state.paths import named_leaves
 from cairn.state.states.memory_kinds import in_memory
 from cairn.storage.arrays.dtypes import dtype_named
+from cairn.storage.counts import count_text
 from cairn.storage.errors import (
     NotACheckpointError,
     TreeMismatchError,
@@ -242,7 +243,7 @@ class StoredCheckpoint:
                 "the checkpoint does not fit",
                 path=self.uri,
                 expected="the model and optimizer that are being loaded",
-                found=f"{len(problems)} leaves that differ",
+                found=count_text(len(problems), "leaf that differs", "leaves that differ"),
                 next_step="load it with the config, model class and optimizer it was saved with",
                 problems=problems,
             )

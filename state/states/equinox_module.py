@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cairn.interop.errors import ArgumentError
+from cairn.storage.counts import count_text
 
 __all__ = ["ModuleCall", "check_leaves", "is_equinox", "take_apart"]
 
@@ -86,7 +87,11 @@ def take_apart(module: Any, function: Callable[..., Any] | None) -> tuple[Any, M
             problems.append(f"{jax.tree_util.keystr(keys)}: {type(leaf).__name__} has no hash")
     if problems:
         raise ArgumentError(
-            f"{len(problems)} leaves are neither parameters nor static",
+            count_text(
+                len(problems),
+                "leaf is neither parameter nor static",
+                "leaves are neither parameters nor static",
+            ),
             path=f"params: {type(module).__name__}",
             expected="floating arrays, and other leaves that can be hashed",
             next_step="keep such leaves in a field of your own TrainState subclass "
@@ -109,7 +114,7 @@ def check_leaves(params: Any) -> None:
     ]
     if strange:
         raise ArgumentError(
-            f"{len(strange)} leaves are no arrays",
+            count_text(len(strange), "leaf is no array", "leaves are no arrays"),
             path="params",
             expected="a tree of arrays",
             next_step="pass the arrays alone, and let apply_fn hold the rest",

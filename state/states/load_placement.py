@@ -13,6 +13,7 @@ from cairn.interop.partition_axis import PartitionAxis
 from cairn.state.paths import named_leaves
 from cairn.state.sharding.mesh import mesh_text
 from cairn.storage.arrays.leaf_paths import path_of
+from cairn.storage.counts import count_text
 
 __all__ = [
     "apply_shard_fns",
@@ -182,7 +183,7 @@ def apply_shard_fns(model: Any, shard_fns: ShardFns | None) -> Any:
         placed.append(leaf)
     if problems:
         raise ArgumentError(
-            f"{len(problems)} functions did not return their leaf",
+            f"{count_text(len(problems), 'function')} did not return their leaf",
             path="shard_fns",
             next_step="return the array itself, placed (jax.device_put)",
             problems=problems,

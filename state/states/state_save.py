@@ -41,6 +41,7 @@ from cairn.state.states.memory_kinds import offloaded_leaves
 from cairn.state.states.number_forms import python_numbers, weak_leaves
 from cairn.state.states.progress import print_progress, size_text
 from cairn.state.states.stored_fields import field_forms
+from cairn.storage.counts import count_text
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.layout import check_step, parse_ref
 from cairn.storage.runs.records.manifest import ModelInfo
@@ -375,7 +376,8 @@ def _check_against_config(described: ModelDescription, tree: Any) -> None:
     problems = tree_problems(nnx.state(built), tree)
     if problems:
         raise TreeStructureError(
-            f"{len(problems)} leaves differ from what the config describes",
+            count_text(len(problems), "leaf differs", "leaves differ")
+            + " from what the config describes",
             path=model_class.__name__,
             expected="the model that its config builds",
             next_step="correct the config, or save with mismatch_allowed=True",

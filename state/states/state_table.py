@@ -7,6 +7,7 @@ import jax
 
 from cairn.state.paths import named_leaves
 from cairn.state.sharding.report import leaf_bytes
+from cairn.storage.counts import count_text
 from cairn.storage.notebooks import MAX_ROWS, html_table, size_cell
 
 __all__ = ["state_table"]
@@ -30,7 +31,7 @@ def state_table(title: str, parts: Mapping[str, Any], facts: Iterable[tuple[str,
         [
             *facts,
             *(
-                (name, f"{len(leaves_of[name]):,} leaves, {size_cell(nbytes)}")
+                (name, f"{count_text(len(leaves_of[name]), 'leaf')}, {size_cell(nbytes)}")
                 for name, nbytes in sizes
                 if leaves_of[name]
             ),

@@ -16,6 +16,7 @@ from cairn.state.sharding.put import put_leaf
 from cairn.state.states.easydel_state import EasyDeLState
 from cairn.state.states.optimizer_step import used_arguments
 from cairn.state.states.train_state import TrainState
+from cairn.storage.counts import count_text
 
 __all__ = ["TrainStep"]
 
@@ -230,7 +231,7 @@ def _like(old: Any, new: Any, name: str) -> Any:
     ]
     if problems:
         raise TreeStructureError(
-            f"{len(problems)} leaves have another dtype",
+            count_text(len(problems), "leaf has another dtype", "leaves have another dtype"),
             path=path,
             expected="the dtypes of the old value",
             next_step="cast them in the loss function",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cairn.storage.arrays.dtypes import is_floating
+from cairn.storage.counts import count_text
 from cairn.storage.errors import PolicyError, TreeMismatchError
 from cairn.storage.reading.item_arrays import LeafInfo
 from cairn.storage.runs.records.manifest import ModelInfo
@@ -129,8 +130,8 @@ class ModelMap:
             raise TreeMismatchError(
                 "the map does not make the model of this tree",
                 path=self.info.model_type or "",
-                expected=f"each of its {len(self.shapes)} leaves once, in its shape",
-                found=f"{len(problems)} problems",
+                expected=f"each of its {count_text(len(self.shapes), 'leaf')} once, in its shape",
+                found=count_text(len(problems), "problem"),
                 next_step="Correct the map or the config.",
                 problems=problems,
             )

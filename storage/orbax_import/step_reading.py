@@ -19,6 +19,7 @@ from cairn.storage.arrays.chunk_digests import FILE_PREFIX, ChunkDigests, Digest
 from cairn.storage.arrays.digests import digest_chunks, digest_text, total
 from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.arrays.orbax_tree import ARRAY_METADATA, parse_key_kinds
+from cairn.storage.counts import count_text
 from cairn.storage.errors import CorruptionError, TreeMismatchError, UnsupportedFormatError
 from cairn.storage.orbax_import.model_map import ModelLeaf, ModelMap
 from cairn.storage.reading.item_arrays import ItemArrays, LeafInfo
@@ -164,7 +165,7 @@ def with_model(step: StoreURI, plain: PlainStep, model: ModelMap) -> PlainStep:
             "no item of the model can be made",
             path=step,
             expected="all of its leaves in one item, alone if that is called 'model'",
-            found=f"{len(rest)} problems",
+            found=count_text(len(rest), "problem"),
             next_step="Correct the map.",
             problems=rest,
         )

@@ -21,6 +21,7 @@ from cairn.storage.arrays.digests import digest_text, parse_digest
 from cairn.storage.arrays.dtypes import dtype_named
 from cairn.storage.arrays.four_bits import PackedArray, packed_axis, unpacked_shape
 from cairn.storage.arrays.orbax_tree import StoredForm, StoredTree, array_name
+from cairn.storage.counts import count_text
 from cairn.storage.errors import (
     CorruptionError,
     LeafNotFoundError,
@@ -166,7 +167,7 @@ class ItemArrays:
             raise LeafNotFoundError(
                 "no such leaf",
                 path=self.where(),
-                expected=f"one of its {len(self._paths)} leaves",
+                expected=f"one of its {count_text(len(self._paths), 'leaf')}",
                 found=repr(path),
                 next_step=f"Did you mean {' or '.join(close)}?" if close else "List its leaves.",
             )

@@ -39,6 +39,7 @@ from cairn.storage.arrays.orbax_tree import (
     parse_step_metadata,
     parse_tree_metadata,
 )
+from cairn.storage.counts import count_text
 from cairn.storage.errors import (
     CorruptionError,
     InvalidSliceError,
@@ -127,7 +128,7 @@ class CheckpointReader:
         return html_table(
             f"Checkpoint {self.uri}",
             [
-                (item, f"{len(tree):,} leaves, {size_cell(sizes[item])}")
+                (item, f"{count_text(len(tree), 'leaf')}, {size_cell(sizes[item])}")
                 for item, tree in items.items()
             ],
             ("item", "leaf", "dtype", "shape", "size"),
@@ -446,7 +447,7 @@ class CheckpointReader:
             raise CorruptionError(
                 "text of a leaf is missing",
                 path=self.uri / name,
-                expected=f"the text of {len(strings)} leaves",
+                expected=f"the text of {count_text(len(strings), 'leaf')}",
                 found=f"none for {', '.join(lost[:5])}",
                 next_step=NEXT_STEP,
             )
@@ -506,7 +507,8 @@ class CheckpointReader:
         numbers = list(range(count) if processes is None else processes)
         if not count or not all(0 <= process < count for process in numbers):
             saved = (
-                f"{iterator!r} of {number} processes" for iterator, number in self.iterators.items()
+                f"{iterator!r} of {count_text(number, 'process')}"
+                for iterator, number in self.iterators.items()
             )
             raise NotFoundError(
                 "no such position of an iterator",

@@ -8,6 +8,7 @@ checked here, before any of them is used.
 from typing import Final
 
 from cairn.storage.arrays.ocdbt import is_data_file
+from cairn.storage.counts import count_text
 from cairn.storage.errors import CorruptionError
 from cairn.storage.runs.records.manifest import ObjectRecord
 from cairn.storage.runs.step_files import (
@@ -58,8 +59,8 @@ def check_step_files(
         raise CorruptionError(
             f"files of the step are not what was {'saved' if source is None else 'adopted'}",
             path=source or step_uri,
-            expected=f"the {len(objects)} files that its manifest names",
-            found=f"{len(problems)} that are not",
+            expected=f"the {count_text(len(objects), 'file')} that its manifest names",
+            found=count_text(len(problems), "that is not", "that are not"),
             next_step=NEXT_STEP if source is None else CHANGED_NEXT,
             problems=[problems[name] for name in sorted(problems)],
         )

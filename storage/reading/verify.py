@@ -29,6 +29,7 @@ from cairn.storage.arrays.orbax_tree import (
     parse_step_metadata,
     parse_tree_metadata,
 )
+from cairn.storage.counts import count_text
 from cairn.storage.errors import (
     CorruptionError,
     NotFoundError,
@@ -191,7 +192,7 @@ class VerifyReport:
                 "the step is damaged",
                 path=path,
                 expected="what was saved",
-                found=f"{len(self.problems)} problems",
+                found=count_text(len(self.problems), "problem"),
                 next_step="Restore the files from a backup, or use another step.",
                 problems=self.problems,
             )

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple, SupportsIndex
 
+from cairn.storage.counts import count_text
 from cairn.storage.errors import CorruptionError
 from cairn.storage.runs.damage import damage_of, refuse_damaged
 from cairn.storage.runs.history import StepKey, certain_holder, overwriting, saved_among
@@ -253,8 +254,8 @@ def _refuse_changed(run: Run, info: StepInfo) -> None:
         raise CorruptionError(
             "files of the step are not what was adopted",
             path=place.folder,
-            expected=f"the {len(place.records)} files that its manifest names",
-            found=f"{len(problems)} that are not",
+            expected=f"the {count_text(len(place.records), 'file')} that its manifest names",
+            found=count_text(len(problems), "that is not", "that are not"),
             next_step="Use another step, or adopt the folder into a new run.",
             problems=[problems[name] for name in sorted(problems)],
         )

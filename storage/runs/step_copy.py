@@ -17,6 +17,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from cairn.storage.arrays.ocdbt import is_data_file
+from cairn.storage.counts import count_text
 from cairn.storage.errors import CorruptionError, NotFoundError
 from cairn.storage.runs.records.layout import COMMIT_FILE
 from cairn.storage.runs.records.manifest import ObjectRecord
@@ -127,8 +128,8 @@ def copy_step_files(
         raise CorruptionError(
             "the step is damaged",
             path=origin.uri,
-            expected=f"the {len(records)} files that its manifest names",
-            found=f"{len(problems)} that are not",
+            expected=f"the {count_text(len(records), 'file')} that its manifest names",
+            found=count_text(len(problems), "that is not", "that are not"),
             next_step="`cairn verify` says what they hit. Fork from another step, or restore the "
             "files from a backup.",
             problems=[problems[name] for name in sorted(problems)],

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from cairn.storage.counts import count_text
 from cairn.storage.errors import CorruptionError, InvalidSliceError, LeafNotFoundError
 from cairn.storage.safetensors.format import (
     LENGTH_BYTES,
@@ -107,7 +108,7 @@ def _entry(files: Files, rel: str, name: str, header: SafetensorsHeader | None) 
         raise LeafNotFoundError(
             "no such tensor",
             path=f"{files.uri}/{rel}",
-            expected=f"one of its {len(tensors)} tensors",
+            expected=f"one of its {count_text(len(tensors), 'tensor')}",
             found=repr(name),
             next_step="List the header's tensors.",
         )

@@ -87,7 +87,7 @@ def test_sharding_dcn_axis_dims_multiply_the_axes(saved):
     arguments = {"auto_shard_model": True, "sharding_axis_dims": (2, 4, 1, 1)}
     loaded = load(run, sharding_dcn_axis_dims=(1, 1, 1, 1), **arguments)  # one process, one slice
     assert jax.tree.leaves(loaded.shardings) == jax.tree.leaves(state.shardings)
-    with pytest.raises(ShardingError, match="found 1 processes of 8 devices"):
+    with pytest.raises(ShardingError, match="found 1 process of 8 devices"):
         load(run, sharding_dcn_axis_dims=(2, 1, 1, 1), **arguments)
     # Two slices of four devices: each row along the first axis is one slice.
     kind = {"platform": "gpu", "device_kind": "test", "process_index": 0}

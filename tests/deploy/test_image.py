@@ -196,7 +196,7 @@ def test_a_dump_of_the_database_brings_back_what_the_store_does_not_hold(
         client.promote("llama", 1, "production", expect=None)
     guarded_postgresql.run(*restore.split(), standard_input=kept)
     done = server.run("cairn", "index", "rebuild", **settings)
-    assert done.stdout == "1 runs, 1 checkpoints, 1 aliases\n", done.stderr
+    assert done.stdout == "1 run, 1 checkpoint, 1 alias\n", done.stderr
     client = Client(f"http://127.0.0.1:{port}")
     with running(server, "cairn: http://", **settings), client:
         assert [one.id for one in client.operations()] == [first.id]

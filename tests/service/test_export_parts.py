@@ -221,7 +221,7 @@ def test_weights_that_are_not_finite_are_refused_all_at_once_unless_allowed(tmp_
         ended = watch(http, http.post(CONVERT, json=body).json()["id"])
         assert ended["error"]["status"] == 422
         assert ended["error"]["problems"] == [
-            "model.layers.0.mlp.up_proj.weight: 1 numbers that are NaN or infinite",
+            "model.layers.0.mlp.up_proj.weight: 1 number that is NaN or infinite",
             "model.layers.1.mlp.down_proj.weight: 2 numbers that are NaN or infinite",
         ]
         assert tries(tmp_path / "store", "llama") == []
@@ -236,7 +236,5 @@ def test_numbers_that_overflow_in_the_dtype_of_the_export_are_refused(tmp_path):
     save_with(tmp_path / "store/llama", {"model/norm/scale": (0, 1e6)})
     with serving(tmp_path / "store", tmp_path / "data") as http:
         ended = watch(http, http.post(CONVERT, json={"dtype": "float16"}).json()["id"])
-        assert ended["error"]["problems"] == [
-            "model.norm.weight: 1 numbers that are NaN or infinite"
-        ]
+        assert ended["error"]["problems"] == ["model.norm.weight: 1 number that is NaN or infinite"]
         done(http, CONVERT, {"dtype": "bfloat16"})

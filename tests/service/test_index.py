@@ -214,7 +214,7 @@ def test_a_root_that_is_gone_empties_no_list(http, root, left):
         root.mkdir()
     answer = http.get("/v1/runs", params={"refresh": True})
     assert answer.status_code == 503
-    assert "expected 1 runs: run" in answer.json()["detail"]
+    assert "expected 1 run: run" in answer.json()["detail"]
     assert http.get("/v1/runs").json() == before
     assert http.get(f"{RUN}/checkpoints").json()["checkpoints"][0]["step"] == 1
 

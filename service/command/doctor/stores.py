@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from cairn.service.command.doctor.findings import Finding, Outcome
+from cairn.storage.counts import count_text
 from cairn.storage.errors import StorageError, StoreCheckError
 from cairn.storage.runs.lease import CLOCK_MARGIN_SECONDS
 from cairn.storage.store.deadlines import deadline_after, deadline_seconds_left
@@ -38,7 +39,7 @@ def check_root(name: str, uri: StoreURI, *, probe: bool, seconds: float) -> Iter
         except StorageError as exc:
             yield Finding(check, Outcome.FAIL, _error_text(exc, uri, seconds), _REACH)
             return
-        yield Finding(check, Outcome.OK, f"{uri} answers, {count} entries")
+        yield Finding(check, Outcome.OK, f"{uri} answers, {count_text(count, 'entry')}")
         if not probe:
             return
         try:

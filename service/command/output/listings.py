@@ -11,6 +11,7 @@ from rich.console import Console
 from cairn.service.command.output.tables import Cell, print_table
 from cairn.service.schemas import Checkpoint, Operation, Run, RunColumn
 from cairn.service.sizes import Size
+from cairn.storage.counts import count_text
 
 if TYPE_CHECKING:
     from cairn.storage.runs.gc import Garbage  # imports TensorStore
@@ -38,9 +39,7 @@ def name_problems(errors: Console, runs: Iterable[Run]) -> None:
     """Print the problems of runs: damaged steps, and records that listings leave out."""
     for run in runs:
         if run.damaged_count:
-            steps = (
-                "1 damaged step" if run.damaged_count == 1 else f"{run.damaged_count} damaged steps"
-            )
+            steps = count_text(run.damaged_count, "damaged step")
             text = f"{run.name}: {steps}: `cairn checkpoints {run.name} --state damaged`"
             errors.print(text, soft_wrap=True, markup=False)
         for problem in run.problems:

@@ -12,6 +12,7 @@ from cairn.service.jobs.errors import NotAllAdoptedError
 from cairn.service.jobs.rule_matches import rename
 from cairn.service.schemas import AdoptedModel
 from cairn.service.sentences import members_of
+from cairn.storage.counts import count_text
 from cairn.storage.errors import RunNotFoundError
 from cairn.storage.orbax_import.adopt import Adoption, adopt
 from cairn.storage.orbax_import.model_map import ModelMap
@@ -84,7 +85,7 @@ def _adopt(context: JobContext, request: Request) -> Result:
 
     def looked(done: int, total: int) -> None:
         context.check()
-        progress.set(message=f"looked into {done} of {total} steps")
+        progress.set(message=f"looked into {done} of {count_text(total, 'step')}")
 
     context.check()
     run = safe_join(context.roots[root], request["run"])

@@ -30,6 +30,7 @@ from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.artifacts import ArtifactRef
 from cairn.service.jobs.context import JobContext, Request, Result, step_request
 from cairn.service.jobs.errors import JobFailedError, PartsFailedError
+from cairn.storage.counts import count_text
 from cairn.storage.errors import (
     CorruptionError,
     NotFoundError,
@@ -496,13 +497,14 @@ class _ExportJob:
         if not nonfinite or not self._content.finite:
             return
         problems = [
-            f"{name}: {count} numbers that are NaN or infinite"
+            f"{name}: {count_text(count, 'number that is NaN', 'numbers that are NaN')} or infinite"
             for name, count in sorted(nonfinite.items())
         ]
         raise InvalidRequestError(
             f"step {self._key.step}: expected finite weights in the dtype of the export, found "
-            f"{len(problems)} tensors with numbers that are not: {'; '.join(problems[:5])}. Take "
-            "an earlier step, or a wider dtype; or allow them (allow_nonfinite).",
+            f"{count_text(len(problems), 'tensor')} with numbers that are not: "
+            f"{'; '.join(problems[:5])}. Take an earlier step, or a wider dtype; or allow them "
+            "(allow_nonfinite).",
             extra={"problems": problems},
         )
 
@@ -600,7 +602,7 @@ def _told(failure: JobFailedError, left: Result) -> JobFailedError:
     """
     if not left["files"]:
         return failure
-    files = "1 file" if left["files"] == 1 else f"{left['files']} files"
+    files = count_text(left["files"], "file")
     more = (
         f"{failure.data.get('detail')} {files} of {left['bytes']} bytes are whole and stay for a "
         "day: resume the operation, or start the same again, and it goes on with them."

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result, open_run, step_request
 from cairn.service.jobs.errors import DamagedError
+from cairn.storage.counts import count_text
 from cairn.storage.errors import StepNotFoundError, StorageError
 from cairn.storage.reading.verify import VerifyReport, verify_step
 from cairn.storage.runs.run import Run
@@ -155,9 +156,11 @@ def _result(request: Request, records: Result | None, reports: list[dict[str, An
         for problem in report["problems"]
     ]
     count = sum(report["problem_count"] for report in damaged) + amiss
-    what = f"{len(damaged)} of {len(reports)} steps" + " and the run's records" * (amiss > 0)
+    what = f"{len(damaged)} of {count_text(len(reports), 'step')}" + " and the run's records" * (
+        amiss > 0
+    )
     raise DamagedError(
-        f"{what}: expected what was saved, found {count} problems: "
+        f"{what}: expected what was saved, found {count_text(count, 'problem')}: "
         f"{'; '.join(problems[:3]).rstrip('.')}{'; …' if count > 3 else ''}. Restore the files "
         "from a backup and verify again, or use another step; for records see what `cairn repair` "
         "can do.",

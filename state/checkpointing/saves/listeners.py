@@ -44,7 +44,7 @@ class _Publisher:
         try:
             self._waiting.put_nowait(durable)
         except queue.Full:
-            logger.warning("%s: nobody is told of step %d: %d others wait", *durable[:2], _KEPT)
+            logger.warning("%s: nobody is told of step %d: others waiting: %d", *durable[:2], _KEPT)
 
     def _publish(self) -> None:
         listeners = list(_listeners())

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, cast, get_
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
+from cairn.storage.counts import count_text
 from cairn.storage.errors import UnsupportedFormatError
 from cairn.storage.store.bounds import max_entries
 from cairn.storage.store.clock import Moment
@@ -102,11 +103,11 @@ class Damage(BaseModel):
         noted = f"damage noted {self.at} by {self.by or 'somebody'}{job}"
         if not self.leaf_count:
             loads = ", though every value loads as it was saved" * self.loads
-            return f"{noted}: {self.problem_count} problems{loads}"
+            return f"{noted}: {count_text(self.problem_count, 'problem')}{loads}"
         named = ", ".join(self.leaves[:_SHOWN_LEAVES])
         more = f" and {self.leaf_count - _SHOWN_LEAVES} more"
         more *= self.leaf_count > _SHOWN_LEAVES
-        return f"{noted}: {self.leaf_count} leaves can't be read: {named}{more}"
+        return f"{noted}: {count_text(self.leaf_count, 'leaf')} can't be read: {named}{more}"
 
 
 class Annotation(Record):

@@ -13,6 +13,7 @@ import numpy as np
 from cairn.storage.arrays.ocdbt import ValueRef
 from cairn.storage.arrays.orbax_tree import StoredForm
 from cairn.storage.arrays.paged_table import TableLocation, table_location
+from cairn.storage.counts import count_text
 from cairn.storage.errors import SaveError, UnsupportedFormatError
 from cairn.storage.runs.records.layout import INDEX_FILE
 from cairn.storage.runs.records.manifest import (
@@ -100,7 +101,11 @@ def make_index(
             "leaves were not written",
             path=place.key,
             expected="every shard of every leaf, once",
-            found=f"{len(problems)} leaves that lack some, or have some twice",
+            found=count_text(
+                len(problems),
+                "leaf that lacks some, or has some twice",
+                "leaves that lack some, or have some twice",
+            ),
             next_step="Save again; the step is not listed.",
             problems=problems,
         )

@@ -130,7 +130,7 @@ def test_a_leaf_is_written_to_a_file(ask, shown, tmp_path):
 def test_differences_are_shown(shown, told):
     steps = ("{}/steps/3", "{}/steps/6")
     lines = shown("diff", *steps, "--values").splitlines()
-    assert lines[0] == "leaves: 3 equal, 1 values"
+    assert lines[0] == "leaves: 3 equal, 1 with other values"
     assert lines[1] == "metric eval/loss: 0.5 -> (none)"
     assert lines[3].split("\t") == [
         "values",

@@ -152,7 +152,7 @@ def test_end_of_a_job_is_told_by_what_it_has_changed(page, place):
     expect(page.get_by_role("button", name="Roll back to step 2")).to_have_count(0)
     page.goto(f"{place}/storage?keep_last=1")
     page.get_by_role("button", name="Delete 1 step").click()
-    expect(page.locator("#kept")).to_contain_text("This policy keeps all 1 steps")
+    expect(page.locator("#kept")).to_contain_text("This policy keeps 1 step")
     expect(page.locator("#by-step .state")).to_have_text(["superseded", "available", "in trash"])
 
 

@@ -110,7 +110,7 @@ def test_a_step_tells_of_its_iterators(at_two):
     reader = CheckpointReader.open(at_two.step_uri(at_two.step(1)), manifest)
     assert reader.iterators == {"train": 1}
     assert reader.iterator_states("train") == [b'{"at": 2}']
-    with pytest.raises(NotFoundError, match="'train' of 1 processes, found 'test'"):
+    with pytest.raises(NotFoundError, match="'train' of 1 process, found 'test'"):
         reader.iterator_states("test")
     with pytest.raises(NotFoundError, match=r"found 'train' of processes \[1\]"):
         reader.iterator_states("train", [1])
@@ -245,7 +245,7 @@ def test_names_that_the_step_does_not_have_are_all_told_and_none_is_set(at_two):
     iterators = {"train": train, "tset": Numbers(), "same": train, "gone": counting()}
     with pytest.raises(IteratorMismatchError) as caught:
         load(at_two.uri, tree(), iterators=iterators)
-    assert "step 1: expected iterators as the step has them: train of 1 processes" in str(
+    assert "step 1: expected iterators as the step has them: train of 1 process" in str(
         caught.value
     )
     assert caught.value.problems == (

@@ -414,7 +414,7 @@ def test_eight_devices_of_one_process_are_one_granule():
     mesh = make_mesh((2, -1, 1, 1), dcn_dims=(1, 1, 1, 1))
     assert dict(mesh.shape) == {"dp": 2, "fsdp": 4, "tp": 1, "sp": 1}
     assert mesh.axis_types == (AxisType.Auto,) * 4
-    with pytest.raises(ShardingError, match=r"sharding_dcn_axis_dims \(2, 1, 1, 1\).*1 processes"):
+    with pytest.raises(ShardingError, match=r"sharding_dcn_axis_dims \(2, 1, 1, 1\).*1 process of"):
         make_mesh((1, 4, 1, 1), dcn_dims=(2, 1, 1, 1))
 
 

@@ -149,7 +149,7 @@ def test_one_process_is_one_granule_of_a_hybrid_mesh(saved):
     assert loaded.module_config.mesh == mesh_of(loaded.graphstate)
     message = (
         r"expected 2 processes \(sharding_dcn_axis_dims \(2, 1, 1, 1\)\) of 4 devices "
-        r"\(sharding_axis_dims \(1, 4, 1, 1\)\); found 1 processes of 8 devices"
+        r"\(sharding_axis_dims \(1, 4, 1, 1\)\); found 1 process of 8 devices"
     )
     with pytest.raises(ShardingError, match=message):
         load(

@@ -15,6 +15,7 @@ from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.requests import RunRequestDependency
 from cairn.service.routes.checkpoints import page_of_checkpoints
 from cairn.service.schemas import AVAILABLE, Artifact, Checkpoint, CheckpointState, Run
+from cairn.storage.counts import count_text
 from cairn.storage.errors import StorageError
 
 _DRAWN: Final = 12
@@ -96,7 +97,9 @@ def _ancestor_nodes(run: Run, ancestry: RunLineage, adopted: Sequence[Checkpoint
     if adopted and not before:
         folders = sorted({checkpoint.uri.rpartition("/")[0] for checkpoint in adopted})
         name = folders[0].rpartition("/")[2] if len(folders) == 1 else f"{len(folders)} folders"
-        before.append(Node(name, f"{len(adopted)} steps imported", None, kind="adopted"))
+        before.append(
+            Node(name, f"{count_text(len(adopted), 'step')} imported", None, kind="adopted")
+        )
     return before
 
 

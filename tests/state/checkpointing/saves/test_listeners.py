@@ -88,7 +88,7 @@ def test_no_save_waits_for_a_listener_that_hangs(listen, tmp_path, caplog, monke
         assert checkpointer.steps() == [1, 2, 3, 4]
         assert not over.is_set()
     over.set()
-    assert "nobody is told of step 3: 1 others wait" in caplog.text
+    assert "nobody is told of step 3: others waiting: 1" in caplog.text
 
 
 def test_a_failed_save_is_told_to_nobody(listen, tmp_path, monkeypatch):
