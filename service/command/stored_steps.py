@@ -47,7 +47,7 @@ class StoredStep:
         return Checkpoint(
             **self._name.model_dump(include={"root", "run", "step"}),
             attempt=self.info.attempt,
-            uri=str(self.run.step_uri(self.info)),
+            uri=self.info.source or str(self.run.step_uri(self.info)),
             created=from_rfc3339(manifest.created),
             bytes=manifest.nbytes,
             leaves=len(manifest.inline_leaves) if index is None else index.leaves,

@@ -6,9 +6,8 @@ Target and stored tree are compared by their metadata before any read, and one e
 differences. Values are returned only after all of them are verified.
 """
 
-import re
 from collections.abc import Callable, Collection
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from pydantic import TypeAdapter, ValidationError
@@ -28,11 +27,7 @@ from cairn.storage.errors import (
     TreeMismatchError,
 )
 from cairn.storage.reading.item_arrays import ItemArrays, LeafInfo
-from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.records.layout import manifest_file
-from cairn.storage.runs.records.manifest import Manifest
-from cairn.storage.runs.records.placed import read_record
-from cairn.storage.store.objects import ObjectStore
+from cairn.storage.reading.reader import CheckpointReader, manifest_at
 from cairn.storage.store.records import canonical_json, sha256_of
 from cairn.storage.store.uri import StoreURI
 
@@ -48,8 +43,6 @@ __all__ = [
     "stored_tree",
 ]
 
-_STEP_FOLDER: Final = re.compile(r"attempts/([0-9]+)/([0-9]+)$")
-
 Step = StoreURI | CheckpointReader
 
 
@@ -62,13 +55,7 @@ def open_step(step_uri: StoreURI) -> CheckpointReader:
         CorruptionError: the metadata can't be read, or files differ from those that were saved.
         StoreUnavailableError: the store does not respond.
     """
-    manifest = None
-    match = _STEP_FOLDER.search(step_uri.path)
-    if match is not None:  # it lies in a run
-        name = manifest_file(int(match[2]), int(match[1]))
-        stored = read_record(ObjectStore.open(step_uri.parent.parent.parent), name, Manifest)
-        manifest = None if stored is None else stored[0]
-    return CheckpointReader.open(step_uri, manifest, whole=True)
+    return CheckpointReader.open(step_uri, manifest_at(step_uri), whole=True)
 
 
 def stored_items(step: Step) -> list[str]:

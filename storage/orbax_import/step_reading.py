@@ -41,6 +41,9 @@ __all__ = ["MODEL_ITEM", "StepRead", "is_as_mapped", "read_step", "with_model"]
 
 MODEL_ITEM: Final = "model"
 
+_KEY_TAGS: Final = {"threefry2x32": "fry", "unsafe_rbg": "urbg"}
+"""JAX's names of PRNG implementations in dtypes, where Orbax records another."""
+
 _THREADS: Final = max(2, min(4, os.cpu_count() or 1))
 _PIECES_AT_ONCE: Final = 2 * _THREADS
 _LARGE_BYTES: Final = 64 << 20
@@ -322,7 +325,7 @@ def _leaves(
                 item=item,
                 path=path,
                 shape=info.shape if kind is None else info.shape[:-1],  # without the words' axis
-                dtype=info.dtype.name if kind is None else f"key<{kind}>",
+                dtype=info.dtype.name if kind is None else f"key<{_KEY_TAGS.get(kind, kind)}>",
                 chunks=None if filled is None else info.chunks,
                 digest=None if filled is None else digest_text(total(filled.digests)),
             )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
@@ -46,6 +47,7 @@ from cairn.storage.errors import (
     LeafNotFoundError,
     NotACheckpointError,
     NotFoundError,
+    RunNotFoundError,
     StepNotFoundError,
     StorageError,
 )
@@ -55,19 +57,29 @@ from cairn.storage.reading.block_stream import BlockPlan, stream_blocks, stream_
 from cairn.storage.reading.indexed_database import MEMORY
 from cairn.storage.reading.item_arrays import NEXT_STEP, NODE_POOL, ItemArrays, LeafInfo
 from cairn.storage.reading.step_files import check_step_files
-from cairn.storage.runs.records.layout import COMMIT_FILE, INDEX_FILE, iterator_file
+from cairn.storage.runs.records.layout import (
+    COMMIT_FILE,
+    INDEX_FILE,
+    iterator_file,
+    manifest_file,
+    parse_ref,
+)
 from cairn.storage.runs.records.manifest import Manifest, ObjectRecord, PlainStep
+from cairn.storage.runs.records.placed import read_record
 from cairn.storage.runs.records.step_contents import StepContents
 from cairn.storage.runs.records.step_index import StepIndex, open_contents
+from cairn.storage.runs.resolution import resolve_checkpoint
 from cairn.storage.runs.step_files import is_kept
 from cairn.storage.store.bounds import check_not_oversized
 from cairn.storage.store.deadlines import deadline_after
 from cairn.storage.store.disk.confinement import source_folder
 from cairn.storage.store.objects import ObjectStore, store_context
 from cairn.storage.store.open_files import open_files
-from cairn.storage.store.uri import StoreURI
+from cairn.storage.store.uri import StoreURI, parse_uri
 
-__all__ = ["CheckpointReader", "LeafInfo"]
+__all__ = ["CheckpointReader", "LeafInfo", "manifest_at"]
+
+_STEP_FOLDER = re.compile(r"attempts/([0-9]+)/([0-9]+)$")
 
 _FILES_AT_ONCE = 16
 _SHOWN_SECONDS = 5.0  # how long a notebook waits for a store
@@ -141,12 +153,18 @@ class CheckpointReader:
 
     @classmethod
     def open(
-        cls, step_uri: StoreURI, manifest: Manifest | None = None, *, whole: bool = False
+        cls,
+        step: StoreURI | str | os.PathLike[str],
+        manifest: Manifest | None = None,
+        *,
+        whole: bool = False,
     ) -> CheckpointReader:
-        """Return a reader of the step in the folder `step_uri`.
+        """Return a reader of a step, by its address or its folder.
 
         Args:
-            step_uri: an Orbax checkpoint: the folder that holds `commit_success.txt`.
+            step: "run/steps/N" or "run@alias"; or a folder, such as `Run.step_uri` of a step: an
+                Orbax checkpoint, which holds `commit_success.txt`, or what a run keeps of an
+                imported step.
             manifest: the step's manifest. With it, leaves are listed without opening them, and
                 stored data is checked against it. If it has an index, only the index and the
                 requested data are read. Otherwise all files except the large ones of values are
@@ -154,13 +172,23 @@ class CheckpointReader:
             whole: whether most leaves will be read; a large index is then read at once.
 
         Raises:
-            StepNotFoundError: there is no such folder.
+            NotFoundError: there is no such folder, run, alias or step.
             NotACheckpointError: the folder is not a committed checkpoint.
+            StepDamagedError: the best step, or the latest, is damaged.
             CorruptionError: the step's metadata can't be read, or its files are not the manifest's.
             StoreUnavailableError: the store gives no answer.
         """
+        step_uri = step if isinstance(step, StoreURI) else parse_uri(step)
         if manifest is None:
-            return cls._open(step_uri, None, None, check=False)
+            step_uri, manifest = _named(step, step_uri)
+        if manifest is None:
+            try:
+                return cls._open(step_uri, None, None, check=False)
+            except (NotACheckpointError, StepNotFoundError):
+                # The files of an imported step lie elsewhere, and only its manifest says where.
+                manifest = manifest_at(step_uri)
+                if manifest is None or manifest.source is None:
+                    raise
         try:
             contents = open_contents(step_uri, manifest, whole=whole)
         except CorruptionError as exc:
@@ -692,6 +720,37 @@ class CheckpointReader:
                 next_step=NEXT_STEP,
             )
         return data
+
+
+def manifest_at(step_uri: StoreURI) -> Manifest | None:
+    """Return the manifest of a step by its folder in a run; None if it has none.
+
+    Raises:
+        CorruptionError, UnsupportedFormatError: the manifest can't be read.
+        StoreUnavailableError: the store gives no answer.
+    """
+    match = _STEP_FOLDER.search(step_uri.path)
+    if match is None:
+        return None
+    name = manifest_file(int(match[2]), int(match[1]))
+    stored = read_record(ObjectStore.open(step_uri.parent.parent.parent), name, Manifest)
+    return None if stored is None else stored[0]
+
+
+def _named(
+    address: StoreURI | str | os.PathLike[str], folder: StoreURI
+) -> tuple[StoreURI, Manifest | None]:
+    """Return the folder and the manifest of a step; no manifest if the address is a folder's."""
+    ref = parse_ref(address)
+    if (ref.step, ref.alias, ref.best) == (None, None, None):
+        return folder, None
+    try:
+        run, info = resolve_checkpoint(address)
+    except RunNotFoundError:
+        if ref.step is None:
+            raise
+        return folder, None  # it may be called steps/N without being of a run
+    return run.step_uri(info), run.manifest(info)
 
 
 def _no_checkpoint(step_uri: StoreURI) -> StorageError:

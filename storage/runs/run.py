@@ -739,7 +739,10 @@ class Run:
         return open_contents(self.step_uri(info), self.manifest(info))
 
     def step_uri(self, info: StepInfo) -> StoreURI:
-        """Return a step's folder in this run: an Orbax checkpoint, unless the step was imported."""
+        """Return a step's folder in this run: an Orbax checkpoint, unless the step was imported.
+
+        Of an imported step it holds only what Cairn keeps of it; `orbax_uri` is its owner's folder.
+        """
         return self.uri / step_dir(info.attempt, info.step)
 
     def orbax_uri(self, info: StepInfo) -> StoreURI:

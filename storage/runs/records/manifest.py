@@ -71,7 +71,8 @@ _BITS = {"bool": 8, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn
 
 _KEY_WORD_BYTES: Final = 4
 
-_KEY_WORDS: Final = {"key<fry>": 2, "key<rbg>": 4, "key<urbg>": 4}
+_KEY_WORDS: Final = {"key<fry>": 2, "key<threefry2x32>": 2, "key<rbg>": 4, "key<urbg>": 4}
+"""Words of a key, by dtype; "key<threefry2x32>" is how earlier imports called "key<fry>"."""
 
 
 class _Part(BaseModel):

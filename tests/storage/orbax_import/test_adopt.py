@@ -553,6 +553,7 @@ def test_typed_keys_are_keys_again(tmp_path):
     tree = {
         "key": jax.random.key(7),
         "keys": jax.random.split(jax.random.key(7, impl="rbg"), 3),
+        "unsafe": jax.random.key(7, impl="unsafe_rbg"),
         "w": jax.numpy.ones(3),
     }
     with v1.training.Checkpointer(tmp_path / "old") as made:
@@ -560,12 +561,39 @@ def test_typed_keys_are_keys_again(tmp_path):
     report = adopt(tmp_path / "old")
     assert report.adopted == (1,), report.problems
     ours = load(report.run, {"state": tree})["state"]
-    for name in ("key", "keys"):
+    for name in ("key", "keys", "unsafe"):
         assert ours[name].dtype == tree[name].dtype
         assert bits(jax.random.key_data(ours[name])) == bits(jax.random.key_data(tree[name]))
     fork_run(Run.open(report.run), Run.open(report.run).latest(), parse_uri(tmp_path / "f"), by="m")
     again = load(tmp_path / "f", {"state": tree})["state"]
     assert bits(jax.random.key_data(again["keys"])) == bits(jax.random.key_data(tree["keys"]))
+    with Checkpointer(tmp_path / "own") as checkpointer:
+        checkpointer.save(1, {"state": tree})
+    imported, own = (
+        {
+            leaf.path: (leaf.dtype, leaf.nbytes, leaf.digest)
+            for leaf in run.contents(run.step(1)).leaves
+        }
+        for run in (Run.open(report.run), Run.open(tmp_path / "own"))
+    )
+    assert imported == own, "a diff shows no difference where nothing changed"
+
+
+def test_an_imported_step_is_read_by_its_folders_and_by_its_address(tmp_path):
+    manager(tmp_path / "old", steps=(5,))
+    run = Run.open(adopt(tmp_path / "old").run)
+    promote_step(run, 5, "best-yet", expect=None)
+    info = run.step(5)
+    named = (f"{tmp_path}/old.cairn/steps/5", tmp_path / "old.cairn/steps/5", f"{run.uri}@best-yet")
+    folders = (run.step_uri(info), run.orbax_uri(info), str(run.step_uri(info)))
+    for place in (*named, *folders, parse_uri(f"{run.uri}/steps/5")):
+        reader = CheckpointReader.open(place)
+        assert str(reader.uri) == str(run.orbax_uri(info))
+    with pytest.raises(StepNotFoundError, match="4"):
+        CheckpointReader.open(f"{run.uri}/steps/4")
+    with ocp.CheckpointManager(tmp_path / "steps") as manager_:  # a folder of that name, no run's
+        manager_.save(7, args=ocp.args.StandardSave(TREE))
+    assert CheckpointReader.open(tmp_path / "steps" / "7").items() == ["default"]
 
 
 def test_damaged_digests_are_found_and_refuse_a_load(tmp_path):
