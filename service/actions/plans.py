@@ -308,20 +308,20 @@ def _notes(
     large = sum(leaf.unmatched is not None for leaf in leaves)
     if large:
         notes.append(
-            f"{large} large leaves are whole on every device although nobody asked for that"
+            f"{large} large leaves are replicated on every device because no sharding rule matches"
         )
     if any(leaf.record.dtype.endswith(("int4", "int2", "e2m1fn")) for leaf in leaves):
         notes.append(
-            "elements of less than a byte count as a byte, as they lie in the memory of hosts and "
-            "CPU devices; accelerators may pack them"
+            "elements smaller than a byte are counted as one byte, as hosts and CPU devices have "
+            "them; accelerators may pack them"
         )
     items = {leaf.record.item for leaf in leaves}
     if "optimizer" in items and _is_state(manifest):
-        notes.append("an optimizer that make_optimizer did not make is given to the load as tx=")
+        notes.append("pass tx= to load_state unless the optimizer came from make_optimizer")
     if body.dtype is not None and "optimizer" in items:
         notes.append(
-            "moments that have the dtype of their parameter are taken to follow it, as those of "
-            "Optax do unless they were given a dtype of their own"
+            "moments with the dtype of their parameter are assumed to follow it, as Optax does "
+            "unless a moment has a dtype of its own"
         )
     if body.dtype == "float64":
         notes.append("float64 needs jax_enable_x64")
