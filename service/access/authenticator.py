@@ -123,7 +123,7 @@ class Authenticator:
         """
         identity = await self.by_bearer(key, peer)
         if identity.key is None:
-            raise UnauthenticatedError("expected a key such as ck_<id>_<secret>, found a token")
+            raise UnauthenticatedError("Sign in with a key (ck_<id>_<secret>), not with a token.")
         wait = self._sign_ins.wait(identity.key)
         if wait > 0:
             raise too_many(f"to sign in with the key of {identity.caller.name!r}", wait)
@@ -176,6 +176,6 @@ def too_many(what: str, wait: float) -> TooManyRequestsError:
     """
     seconds = math.ceil(wait)
     return TooManyRequestsError(
-        f"expected fewer requests {what}, found too many. Come back in {seconds} s.",
+        f"Too many requests {what}. Try again in {seconds} s.",
         headers={"Retry-After": str(seconds)},
     )

@@ -118,14 +118,14 @@ async def _identify_by_credential(
         scheme, _, token = shown[0].partition(" ")
         if len(shown) > 1 or scheme.lower() != "bearer" or not 0 < len(token) <= MAX_TOKEN_LENGTH:
             raise UnauthenticatedError(
-                "Authorization: expected one, and that `Bearer` and a key, found another."
+                "Authorization: send the header once, with `Bearer` and a key."
             )
         return await authenticator.by_bearer(token.strip(), peer)
     secret = cookie_of(scope)
     if secret is None:
         raise UnauthenticatedError(
-            "expected the header `Authorization: Bearer` with a key, found none. `cairn keys "
-            "create` makes a key; clients read it from CAIRN_KEY or the file CAIRN_KEY_FILE."
+            "A key is needed, in the header `Authorization: Bearer`. `cairn keys create` makes "
+            "one; clients read it from CAIRN_KEY or the file CAIRN_KEY_FILE."
         )
     identity = await authenticator.by_session(secret, peer)
     _require_own_page(scope, identity)
@@ -145,10 +145,7 @@ def _require_own_page(scope: Connection, identity: Identity) -> None:
     headers = Headers(scope=scope)
     require_own_page(scope)
     if not compare_digest(headers.get(CSRF_HEADER, "").encode(), identity.csrf.encode()):
-        raise ForbiddenError(
-            "X-CSRF-Token: expected the one that pages of this session have, found another. "
-            "Reload the page."
-        )
+        raise ForbiddenError("X-CSRF-Token: the page is of another session. Reload it.")
 
 
 async def _refuse(scope: Connection, receive: Receive, send: Send, exc: Exception) -> None:

@@ -93,8 +93,8 @@ def make_key(
         taken = session.scalar(select(KeyRow.id).where(KeyRow.name == name, *_counting(now)))
         if taken is not None:
             raise KeyNameTakenError(
-                f"key {name!r}: expected a name that no key has, as the audit trail tells callers "
-                f"apart by it; found key {taken}. Choose another, or revoke that one first."
+                f"Key {taken} has the name {name!r} already, and the audit log tells callers apart "
+                "by name. Choose another, or revoke that key first."
             )
         session.add(row)
     return row, key
@@ -122,8 +122,8 @@ def revoke_key(catalog: Catalog, identity: str, *, now: datetime) -> KeyRow:
         row = session.get(KeyRow, identity)
         if row is None:
             raise UnknownKeyError(
-                f"key {identity!r}: expected the id of one, the twelve characters after "
-                f"`{PREFIX}`, found none of that id. `cairn keys list` tells them."
+                f"There is no key with the id {identity!r}, the twelve characters after "
+                f"`{PREFIX}`. `cairn keys list` lists them."
             )
         if row.revoked is None:
             row.revoked = now
@@ -160,7 +160,7 @@ def caller_of(row: KeyRow | None, credential: Credential, now: datetime) -> Call
     # In constant time, and with one error for both: it does not reveal which ids exist.
     if row is None or not compare_digest(row.digest, credential.digest):
         raise UnauthenticatedError(
-            "expected a key that this server knows, found another. `cairn keys create` makes one."
+            "This server does not know the key. `cairn keys create` makes one."
         )
     check_counts(row, now)
     return key_caller(row)
@@ -181,8 +181,7 @@ def check_counts(row: KeyRow, now: datetime) -> None:
     if not counts(row, now):
         ended = f"was revoked at {row.revoked}" if row.revoked else f"expired at {row.expires}"
         raise UnauthenticatedError(
-            f"key {row.id} of {row.name!r}: expected one that counts, found one that {ended}. "
-            "`cairn keys create` makes another."
+            f"Key {row.id} of {row.name!r} {ended}. `cairn keys create` makes another."
         )
 
 

@@ -48,17 +48,17 @@ def _refusal(scope: Connection) -> str | None:
     client = scope.get("client")  # None on a Unix socket
     if client is not None and not is_loopback(client[0]):
         return (
-            f"the server has no keys and answers this machine only; expected a loopback peer, "
-            f"found {client[0]}. Use an SSH tunnel or an authenticating proxy on this machine."
+            f"The server has no keys and answers this machine only, not {client[0]}. Use an SSH "
+            "tunnel or an authenticating proxy on this machine."
         )
     host = headers.get("host", "")
     if not is_loopback(host_name(f"//{host}")[0]):
         return (
-            f"Host: expected localhost or a loopback address, found {host!r}. Without keys the "
-            "server answers to no other name."
+            f"Host: without keys the server answers to localhost and loopback addresses only, not "
+            f"to {host!r}."
         )
     origin = headers.get("origin")
     changes = scope["type"] == "websocket" or scope["method"] not in SAFE_METHODS
     if origin is not None and changes and host_name(origin)[1] != host.lower():
-        return f"Origin: expected a page of this server ({host}), found {origin!r}."
+        return f"Origin: {origin!r} is no page of this server ({host})."
     return None

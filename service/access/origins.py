@@ -21,7 +21,7 @@ def require_own_page(scope: Connection) -> None:
     headers = Headers(scope=scope)
     origin, host = headers.get("origin"), headers.get("host", "")
     if origin is None or host_name(origin)[1] != host.lower():
-        raise ForbiddenError(f"Origin: expected a page of this server ({host}), found {origin!r}.")
+        raise ForbiddenError(f"Origin: {origin!r} is no page of this server ({host}).")
 
 
 def is_local(scope: Connection) -> bool:

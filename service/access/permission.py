@@ -41,7 +41,7 @@ class Allowed(Permission):
         """
         identity = cast(Caller | None, request.state.caller)  # set by the guard, before any route
         if identity is None:
-            raise UnauthenticatedError("expected somebody who is signed in, found nobody")
+            raise UnauthenticatedError("Nobody is signed in.")
         caller = replace(identity, request_id=request_id() or "")
         if self.everywhere:
             caller.require_everywhere(self.scope)

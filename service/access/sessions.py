@@ -64,7 +64,7 @@ def session_of(row: tuple[SessionRow, KeyRow] | None, secret: str, now: datetime
         UnauthenticatedError: The session is over, or its key is revoked or expired.
     """
     if row is None or row[0].expires <= now:
-        raise UnauthenticatedError("expected a browser that is signed in, found one that is not")
+        raise UnauthenticatedError("The session has ended. Sign in again.")
     key = row[1]
     check_counts(key, now)
     return Identity(key_caller(key), key.id, csrf=digest_of(f"csrf {secret}"))

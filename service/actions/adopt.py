@@ -76,8 +76,8 @@ def _refuse_adopted_elsewhere(
     for row in rows:
         if row.uri != str(target) and _has_adopted(safe_join(roots[row.root], row.name), folder):
             raise AlreadyAdoptedError(
-                f"{folder}: expected a folder that no other run adopts, found that "
-                f"{row.root}/{row.name} does. Adopt it under that name to list what is new.",
+                f"{folder} is imported already, as the run {row.root}/{row.name}. Import it under "
+                "that name to list new steps.",
                 extra={"root": row.root, "run": row.name},
             )
 

@@ -318,8 +318,8 @@ def _metric_texts(metrics: Mapping[str, float | None]) -> dict[str, Any]:
 def _deleted_attempt(run: Run, step: int, attempt: int | None, deleted: list[int]) -> int:
     if attempt is None and len(deleted) > 1:
         raise InvalidRequestError(
-            f"body.attempt: expected one of {', '.join(map(str, deleted))}, since step {step} was "
-            "saved and deleted more than once; found none"
+            f"body.attempt: step {step} was saved and deleted more than once. Choose one of the "
+            f"attempts {', '.join(map(str, deleted))}."
         )
     if not deleted or (attempt is not None and attempt not in deleted):
         name = f"step {step}" if attempt is None else f"step {step} of attempt {attempt}"

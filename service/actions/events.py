@@ -44,9 +44,8 @@ def list_events(
         pruned = pruned_events(connection)
     if 0 < after < pruned:
         raise EventsPrunedError(
-            f"events after {after}: expected {pruned} or a later one, since those up to there are "
-            f"kept no more (CAIRN_EVENT_DAYS). Look at the lists for how things are now, then go "
-            f"on after {pruned}.",
+            f"Events up to {pruned} are deleted (CAIRN_EVENT_DAYS), so events after {after} are "
+            f"not complete. Read the current state from the lists, then continue after {pruned}.",
             extra={"pruned": pruned},
         )
     more = len(events) > limit

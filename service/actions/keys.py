@@ -33,12 +33,12 @@ def create_key(plane: ControlPlane, caller: Caller, request: KeyRequest) -> NewK
     unknown = [root for root in request.roots or () if root not in plane.roots]
     if unknown:
         raise UnknownRootError(
-            f"roots: expected some of {', '.join(plane.roots)}, found "
-            f"{', '.join(map(repr, unknown))}"
+            f"roots: there is no root {', '.join(map(repr, unknown))}. Choose from "
+            f"{', '.join(plane.roots)}."
         )
     if request.name in RESERVED:
         raise KeyNameTakenError(
-            f"key {request.name!r}: expected another name; the audit trail calls who has no key so."
+            f"The name {request.name!r} is reserved for callers without a key. Choose another."
         )
     now = datetime.now(UTC)
     seconds = request.expires_seconds

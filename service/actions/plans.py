@@ -247,7 +247,7 @@ def _matches(step: OpenStep, rules: list[PlacementRule], sizes: dict[str, int]) 
         details = "; ".join(problem["detail"] for problem in problems)
         have = specs.mesh_text(sizes)
         raise InvalidRequestError(
-            f"rules: expected axes of the mesh ({have}), each once: {details}", errors=problems
+            f"rules: use axes of the mesh ({have}), each once: {details}", errors=problems
         )
     leaves = step.contents.leaves
     items = step_plan.ruled_items(leaves)

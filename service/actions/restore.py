@@ -51,10 +51,10 @@ def restore_checkpoint(
         NotReadyError, IdempotencyKeyReusedError: See `JobStart`.
     """
     if (body.run is not None) != (body.mode is RestoreMode.FORK):
-        raise InvalidRequestError(
-            "body.run: expected the new run's name for mode fork, and none for mode rollback, "
-            f"found {body.run!r} for mode {body.mode.value}"
-        )
+        needs = "a fork needs the name of the new run"
+        if body.mode is RestoreMode.ROLLBACK:
+            needs = f"a rollback stays in its run; leave {body.run!r} out"
+        raise InvalidRequestError(f"body.run: {needs}")
     if body.strand and body.mode is RestoreMode.FORK:
         raise InvalidRequestError("body.strand: a fork strands no aliases; leave it out")
     target = None if body.run is None else plane.place(root, body.run)
@@ -87,8 +87,8 @@ def restore_checkpoint(
     if target is None and not _is_repeated(start, request):
         if seen is None:
             raise PreconditionRequiredError(
-                "expected If-Match with the ETag of the run as last seen, or `If-Match: *` to go "
-                "back whatever was saved since; found none. GET the run for its ETag."
+                "A rollback needs If-Match with the ETag of the run as last seen (GET the run), or "
+                "`If-Match: *` to go back whatever was saved since."
             )
         seen.require(get_run(plane, root, run, refresh=True))
         _refuse_stranded(stored_run, step, body.strand)
@@ -99,9 +99,8 @@ def _refuse_stranded(run: Run, step: int, accepted: Collection[str]) -> None:
     if stranded := stranded_aliases(run, step, accepted):
         names = ", ".join(f"{alias} (step {at})" for alias, at in stranded.items())
         raise AliasesStrandedError(
-            f"{run.uri.name}: expected no alias of a step after {step}, or to be told in `strand` "
-            f"that it may stay on one that is superseded; found {names}. "
-            "Promote another step first.",
+            f"Aliases point to steps after {step}: {names}. Promote another step first, or list in "
+            "`strand` the aliases that may stay on a superseded step.",
             extra={"aliases": list(stranded)},
         )
 

@@ -89,8 +89,8 @@ def remove_root(plane: ControlPlane, caller: Caller, name: str) -> None:
     with audited(plane, caller, "root.remove", root=name) as entry:
         if not added:
             raise FixedRootError(
-                f"root {name!r}: expected one that was added, found one that the settings name. "
-                "Take it out of CAIRN_ROOTS, and start the servers anew."
+                f"Root {name!r} is named by the settings. Remove it from CAIRN_ROOTS, and restart "
+                "the servers."
             )
         if not fixed:
             _refuse_root_in_use(plane, name)
@@ -112,13 +112,12 @@ def _parsed(uri: str) -> StoreURI:
     place = parse_uri(uri)
     if place.scheme == "memory":
         raise RootRefusedError(
-            f"{place}: expected a store that all servers and workers see, found this process's "
-            "memory. Give a folder, gs:// or s3://."
+            f"{place} is this process's memory, which workers can't read. Give a folder, gs:// "
+            "or s3://."
         )
     if place.scheme == "file" and not uri.startswith(("/", "file:")):
         raise RootRefusedError(
-            f"{uri!r}: expected an absolute path, found one that depends on where the server was "
-            "started. Give it as /path or file:///path."
+            f"{uri!r} is a relative path. Give an absolute one: /path or file:///path."
         )
     return place
 
@@ -126,15 +125,15 @@ def _parsed(uri: str) -> StoreURI:
 def _check_allowed(plane: ControlPlane, place: StoreURI) -> None:
     if (setting := plane.settings.database_in(place)) is not None:
         raise RootRefusedError(
-            f"{place}: expected a folder without the server's databases ({setting}), found "
-            "one that has them: whoever writes there could have them read. Give another."
+            f"{place} has the server's databases in it ({setting}), and a run there could link to "
+            "them. Give another folder."
         )
     allowed = plane.settings.roots_within
     if allowed is not None and not is_within(place, map(parse_uri, allowed)):
-        places = f"a place in {' or '.join(allowed)}" if allowed else "none: no root may be added"
+        places = f"only in {' or '.join(allowed)}" if allowed else "nowhere"
         raise RootRefusedError(
-            f"{place}: expected {places} (CAIRN_ROOTS_WITHIN), found another. Choose one there, or "
-            "have the settings changed."
+            f"{place} is not allowed: roots may be added {places} (CAIRN_ROOTS_WITHIN). Choose "
+            "another place, or have the settings changed."
         )
 
 
@@ -143,25 +142,20 @@ def _check_usable(place: StoreURI) -> None:
     if place.scheme == "file":
         path = place.local_path
         if not os.path.isdir(path):
-            actual = "a file" if os.path.exists(path) else "nothing"
-            raise RootRefusedError(
-                f"{place}: expected a folder on the server, found {actual}. Make it, or mount it."
-            )
+            problem = "is a file" if os.path.exists(path) else "does not exist on the server"
+            raise RootRefusedError(f"{place} {problem}. Create the folder, or mount it.")
         if not os.access(path, os.R_OK | os.X_OK):
             raise RootRefusedError(
-                f"{place}: expected a folder that the server may read, found one that it may not. "
-                "Give its user the right to."
+                f"The server may not read {place}. Give its user the permission."
             )
     try:
         names = {entry.name for entry in open_files(place).list()}
     except NotFoundError as exc:
         raise RootRefusedError(
-            f"{place}: expected a bucket that the server may list, found none. Create it."
+            f"There is no bucket at {place} that the server can list. Create it."
         ) from exc
     if RUN_FILE in names:
-        raise RootRefusedError(
-            f"{place}: expected a folder that runs lie in, found a run. Give the folder around it."
-        )
+        raise RootRefusedError(f"{place} is a run. Give the folder that it is in.")
 
 
 def _refuse_root_in_use(plane: ControlPlane, name: str) -> None:
@@ -175,7 +169,7 @@ def _refuse_root_in_use(plane: ControlPlane, name: str) -> None:
     if operations:
         more = f", and {len(operations) - _SHOWN} more" * (len(operations) > _SHOWN)
         raise RootInUseError(
-            f"root {name!r}: expected no operations that have not ended, found "
+            f"Root {name!r} has operations that have not ended: "
             f"{', '.join(operations[:_SHOWN])}{more}. Cancel them, or wait for their end.",
             extra={"operations": operations},
         )

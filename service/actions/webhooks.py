@@ -43,7 +43,8 @@ def create_webhook(plane: ControlPlane, caller: Caller, request: WebhookRequest)
     targets.parse_target(request.url, plane.settings.networks)
     unknown = [root for root in request.roots or () if root not in plane.roots]
     if unknown:
-        text = f"expected some of {', '.join(plane.roots)}, found {', '.join(map(repr, unknown))}"
+        text = f"there is no root {', '.join(map(repr, unknown))}. "
+        text += f"Choose from {', '.join(plane.roots)}."
         raise InvalidRequestError(
             f"body.roots: {text}", errors=[{"field": "body.roots", "detail": text}]
         )

@@ -55,12 +55,10 @@ def take_over_worker(plane: ControlPlane, caller: Caller, name: str) -> TakenOve
     """
     jobs = plane.jobs
     if name not in [row.name for row in known_workers(plane.catalog)]:
-        raise WorkerNotFoundError(f"worker {name!r}: expected one that was started, found none")
+        raise WorkerNotFoundError(f"There is no worker {name!r}. `cairn workers` lists them.")
     with audited(plane, caller, "worker.takeOver", worker=name) as entry:
         if worker_name(plane.settings, name).is_held():
-            raise WorkerAliveError(
-                f"worker {name!r}: expected a dead one, found it alive. End its process first."
-            )
+            raise WorkerAliveError(f"Worker {name!r} is alive. End its process first.")
         operations = jobs.put_back(name)
         forget_worker(plane.catalog, name)
         entry.complete(operations=operations)

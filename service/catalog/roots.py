@@ -116,15 +116,14 @@ class Roots(Mapping[str, StoreURI]):
             added = _places(session.execute(_ADDED).all())
             others = {**self._own, **{k: v for k, v in added.items() if k not in self._own}}
             if name in others:
-                source = "the settings name" if name in self._own else "was added:"
+                source = "in the settings" if name in self._own else "added before"
                 raise RootTakenError(
-                    f"root {name!r}: expected a name that no root has, found one that {source} "
-                    f"{others[name]}. Choose another."
+                    f"There is a root {name!r} already, {source}: {others[name]}. Choose another "
+                    "name."
                 )
             if overlap := overlap_of(uri, others):
                 raise RootTakenError(
-                    f"root {name!r}: expected a place apart from all other roots, found {uri}, "
-                    f"{overlap}."
+                    f"Roots may not overlap: {uri} is {overlap}. Choose another place."
                 )
             session.add(
                 AddedRootRow(
@@ -147,7 +146,7 @@ class Roots(Mapping[str, StoreURI]):
         with self._changing() as session:
             row = session.get(AddedRootRow, name)
             if row is None:
-                raise UnknownRootError(f"root {name!r}: expected one that was added, found none")
+                raise UnknownRootError(f"There is no added root {name!r}.")
             session.delete(row)
             if name not in self._own:
                 drop_index(session, name)

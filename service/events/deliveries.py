@@ -249,8 +249,8 @@ def _require(session: Session, webhook: str, delivery: int) -> Delivery:
     row = session.execute(_deliveries(webhook).where(DeliveryRow.id == delivery)).first()
     if row is None:
         raise UnknownDeliveryError(
-            f"delivery {delivery} of webhook {webhook!r}: expected one, found none. "
-            f"`cairn webhooks deliveries {webhook}` tells them."
+            f"Webhook {webhook!r} has no delivery {delivery}. "
+            f"`cairn webhooks deliveries {webhook}` lists them."
         )
     return _body(row)
 

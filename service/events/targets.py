@@ -100,22 +100,20 @@ def parse_target(url: str, networks: Networks) -> Target:
         TargetRefusedError: The URL is invalid, or leads to an address that is not allowed.
     """
     if len(url) > LONGEST_URL or not all("!" <= letter <= "~" for letter in url):
-        raise _refused(f"{LONGEST_URL} letters of ASCII at most, without spaces", "others")
+        raise _refused(f"use {LONGEST_URL} letters of ASCII at most, without spaces")
     try:
         split = urlsplit(url)
         port = split.port or _PORTS.get(split.scheme, 0)
         host = split.hostname or ""
         host.encode("idna")
     except ValueError as exc:  # UnicodeError of an invalid host is a ValueError
-        raise _refused(
-            "an address such as https://ci.example.com/cairn", f"another: {exc}"
-        ) from exc
+        raise _refused(f"use an address such as https://ci.example.com/cairn ({exc})") from exc
     if split.username is not None or split.password is not None:
-        raise _refused("an address without a user and a password", "one with them")
+        raise _refused("leave user and password out")
     if not host or split.fragment or split.scheme not in _PORTS:
-        raise _refused("https:// and a host, without a fragment", "another address")
+        raise _refused("use https:// and a host, without a fragment")
     if split.scheme == "http" and not networks:
-        raise _refused("https://", "http://, which only CAIRN_WEBHOOK_NETWORKS can allow")
+        raise _refused("use https://; only CAIRN_WEBHOOK_NETWORKS can allow http://")
     if (literal := _literal(host)) is not None:
         check_addresses([literal], split.scheme, networks)
     path = (split.path or "/") + (f"?{split.query}" if split.query else "")
@@ -151,11 +149,11 @@ def check_addresses(addresses: Iterable[Address], scheme: str, networks: Network
             continue
         if not _is_public(reached):
             raise _refused(
-                "a public address", f"{address}. CAIRN_WEBHOOK_NETWORKS can allow its network"
+                f"{address} is no public address; CAIRN_WEBHOOK_NETWORKS can allow its network"
             )
         if scheme != "https":
             raise _refused(
-                "https://, except within CAIRN_WEBHOOK_NETWORKS", f"http:// and {address}"
+                f"use https://; http:// is for CAIRN_WEBHOOK_NETWORKS only, not for {address}"
             )
 
 
@@ -181,5 +179,5 @@ def _literal(host: str) -> Address | None:
         return None
 
 
-def _refused(expected: str, found: str) -> TargetRefusedError:
-    return TargetRefusedError(f"url: expected {expected}, found {found}.")
+def _refused(reason: str) -> TargetRefusedError:
+    return TargetRefusedError(f"url: {reason}.")

@@ -58,8 +58,7 @@ def require_webhook(session: Session, webhook: str) -> WebhookRow:
     row = session.get(WebhookRow, webhook)
     if row is None:
         raise UnknownWebhookError(
-            f"webhook {webhook!r}: expected the id of one, found none of that id. "
-            "`cairn webhooks list` tells them."
+            f"There is no webhook {webhook!r}. `cairn webhooks list` lists them."
         )
     return row
 

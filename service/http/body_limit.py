@@ -37,7 +37,7 @@ class BodyLimit:
                 if not too_large:
                     return message
             raise HTTPException(
-                413, f"body: expected at most {self.max_bytes} bytes, found more. Nothing was done."
+                413, f"The body has more than {self.max_bytes} bytes. Nothing was done."
             )
 
         await self.app(scope, limited, send)

@@ -56,8 +56,8 @@ def decode_token(
         if _NOT_ONE not in key:
             return key
     detail = (
-        "expected the next_page_token of a page of this very list, with the same filters and the "
-        "same order; found another text. Start again without it."
+        "this is no next_page_token of this list with the same filters and the same order. Start "
+        "again without it."
     )
     field = "query.page_token"
     raise InvalidRequestError(f"{field}: {detail}", errors=[{"field": field, "detail": detail}])

@@ -41,8 +41,8 @@ class Expectation:
         """
         if self.impossible:
             raise AliasMovedError(
-                "expected one of If-Match and If-None-Match, found both: no alias is as last seen "
-                "and missing"
+                "No alias can be as last seen (If-Match) and missing (If-None-Match). Send one of "
+                "the two."
             )
 
 
@@ -64,8 +64,8 @@ class Seen:
         """
         if self.tags is not None and body_etag(current) not in self.tags:
             raise ResourceChangedError(
-                "expected it as it was last seen (If-Match), found it changed. `current` is how it "
-                "is now: decide anew, or send `If-Match: *` for whatever it is.",
+                "It has changed since it was last seen (If-Match). `current` is how it is now: "
+                "decide again, or send `If-Match: *` to change it whatever it is.",
                 extra={"current": current.model_dump(mode="json")},
             )
 
@@ -109,13 +109,12 @@ async def last_seen(if_match: IfMatch = None) -> int:
     """
     if not if_match:
         raise PreconditionRequiredError(
-            'expected If-Match: "<sequence>" with the ETag of the alias as last seen, found none. '
-            "GET the alias for its ETag."
+            'Send If-Match: "<sequence>" with the ETag of the alias as last seen (GET the alias).'
         )
     match = _ETAG.fullmatch(if_match.strip())
     if match is None:
         raise _invalid(
-            "header.if-match", f'expected one ETag such as "3", quotes included; found {if_match!r}'
+            "header.if-match", f'{if_match!r} is not one ETag such as "3", quotes included'
         )
     return int(match.group(1))
 
@@ -129,11 +128,11 @@ async def expectation(if_match: IfMatch = None, if_none_match: IfNoneMatch = Non
     """
     if not if_match and not if_none_match:
         raise PreconditionRequiredError(
-            'expected If-Match: "<sequence>" with the ETag of the alias as last seen, or '
-            "If-None-Match: * to create it; found neither. GET the alias for its ETag."
+            'Send If-Match: "<sequence>" with the ETag of the alias as last seen (GET the alias), '
+            "or If-None-Match: * to create it."
         )
     if if_none_match and if_none_match != "*":
-        raise _invalid("header.if-none-match", f"expected *, found {if_none_match!r}")
+        raise _invalid("header.if-none-match", f"only * is allowed here, not {if_none_match!r}")
     if not if_match:
         return Expectation(None)
     sequence = await last_seen(if_match)
@@ -149,12 +148,12 @@ async def seen(if_match: Tags = None) -> Seen:
     """
     if not if_match:
         raise PreconditionRequiredError(
-            "expected If-Match with the ETag of the resource as last seen, or `If-Match: *` to "
-            "change it whatever it is; found none. GET it for its ETag."
+            "Send If-Match with the ETag of the resource as last seen (GET it), or `If-Match: *` "
+            "to change it whatever it is."
         )
     tags = if_match.strip()
     if re.fullmatch(_TAGS, tags) is None:
-        raise _invalid("header.if-match", f"expected ETags in quotes, or *; found {if_match!r}")
+        raise _invalid("header.if-match", f"{if_match!r} has no ETags in quotes, and is not *")
     # Commas do not separate ETags here, since an ETag may have one.
     return Seen(None if tags == "*" else frozenset(_TAG.findall(tags)))
 

@@ -236,20 +236,24 @@ def _database_problem(
     exc: BaseException, status: int, slug: str, title: str, instance: str
 ) -> Problem:
     """Convert an error of a database to a problem; a full disk has a problem type of its own."""
-    where = "the server's database: expected to be read and written, found"
     cause = str(getattr(exc, "orig", None) or "")
     if any(text in cause for text in _FULL):
-        detail = f"{where} no space left. Free space where it is (CAIRN_DATA_DIR), then try again."
+        detail = "The server's database has no space left. Free space where it is "
+        detail += "(CAIRN_DATA_DIR), then try again."
         return _problem(507, "database-full", "The database is full", detail, instance)
-    causes = {503: "no answer. Try again", 409: "what another request just wrote. Look, then ask"}
-    detail = f"{where} {causes.get(status, 'an error')}; the server's log has the cause."
+    causes = {
+        503: "The server's database does not answer. Try again",
+        409: "Another request has just written the same. Look, then try again",
+    }
+    cause = causes.get(status, "The server's database failed")
+    detail = f"{cause}; the server's log has the cause."
     return _problem(status, slug, title, detail, instance)
 
 
 def _error_detail(error: Mapping[str, Any]) -> str:
     """Return a validation error's message, with the refused value unless that is a container."""
     if error["type"] == "json_invalid":
-        return f"expected JSON, found text that is none: {error['ctx']['error']}"
+        return f"this is not JSON: {error['ctx']['error']}"
     return field_detail(error)
 
 

@@ -60,7 +60,7 @@ class OperationNotFoundError(ProblemError):
     status, slug, title = 404, "operation-not-found", "No such operation"
 
     def __init__(self, operation: str) -> None:
-        super().__init__(f"operation {operation}: expected one, found none")
+        super().__init__(f"There is no operation {operation}. `cairn operations` lists them.")
 
 
 class OperationStateError(ProblemError):
@@ -117,6 +117,6 @@ class IdempotencyKeyReusedError(ProblemError):
     def __init__(self, key: str | None, used: Operation, found: str = "another one") -> None:
         self.key, self.used = key, used
         super().__init__(
-            f"Idempotency-Key {key!r}: expected the request of operation {used.id} again, found "
+            f"Idempotency-Key {key!r} belongs to the request of operation {used.id}, and this is "
             f"{found}. Use a new key for a new request."
         )

@@ -154,8 +154,8 @@ def failure_of(status: str, error_data: Any, instance: str) -> Problem:
             title="Given up",
             status=500,
             detail=(
-                "expected the server to outlive the operation, found that it ended each time that "
-                "it took the operation up again. See the server's log, then resume the operation."
+                "The server ended each time it worked on the operation. See the server's log, then "
+                "resume the operation."
             ),
             instance=instance,
         )

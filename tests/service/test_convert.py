@@ -175,8 +175,8 @@ def test_idempotency_key_names_the_operation_for_good(http):
     assert other.status_code == 422
     assert other.json()["type"] == "urn:cairn:problem:idempotency-key-reused"
     assert other.json()["detail"] == (
-        f"Idempotency-Key 'export-1': expected the request of operation {first.json()['id']} "
-        "again, found another one than its convert of default/llama/steps/1: options.dtype None "
+        f"Idempotency-Key 'export-1' belongs to the request of operation {first.json()['id']}, "
+        "and this is another one than its convert of default/llama/steps/1: options.dtype None "
         "where it was 'float64'. Use a new key for a new request."
     )
 

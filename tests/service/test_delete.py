@@ -187,7 +187,7 @@ def test_several_deleted_attempts_at_a_step_are_told_apart(http, run):
     delete(http, 9)
     add_steps(run, [9], base_step=6)
     delete(http, 9)
-    refused(undelete(http, 9), 422, "invalid-request", "body.attempt: expected one of 1, 2")
+    refused(undelete(http, 9), 422, "invalid-request", "Choose one of the attempts 1, 2.")
     answer = undelete(http, 9, attempt=3)
     refused(answer, 404, "step-not-found", "attempt 1 of it in the trash, attempt 2 of it")
     assert undelete(http, 9, attempt=2).json()["state"] == "listed"

@@ -157,7 +157,7 @@ def test_a_name_that_is_unknown_costs_one_short_query_and_none_of_the_settings(c
 
 def test_names_that_are_taken_are_refused(http, more, tmp_path):
     refused = check_problem(add(http, more, "default"), 409, "root-taken")
-    assert "the settings name" in refused["detail"]
+    assert "already, in the settings" in refused["detail"]
     add(http, more)
     (tmp_path / "other").mkdir()
     refused = check_problem(add(http, tmp_path / "other"), 409, "root-taken")
@@ -189,10 +189,10 @@ def test_where_no_root_can_be_none_is_added(http, tmp_path):
     (tmp_path / "file").write_text("")
     make_run(tmp_path / "run", [1])
     for uri, status, kind, told in (
-        (tmp_path / "none", 422, "root-refused", "found nothing"),
-        (tmp_path / "file", 422, "root-refused", "found a file"),
-        (tmp_path / "run", 422, "root-refused", "found a run"),
-        ("some/folder", 422, "root-refused", "expected an absolute path"),
+        (tmp_path / "none", 422, "root-refused", "does not exist on the server"),
+        (tmp_path / "file", 422, "root-refused", "is a file"),
+        (tmp_path / "run", 422, "root-refused", "is a run"),
+        ("some/folder", 422, "root-refused", "is a relative path"),
         ("memory://x", 422, "root-refused", "this process's memory"),
         ("http://127.0.0.1/x", 422, "invalid-uri", "foreign URI"),
         ("/a/../b", 422, "invalid-uri", "'..'"),

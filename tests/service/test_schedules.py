@@ -156,7 +156,7 @@ def test_a_schedule_whose_work_another_operation_stands_for_says_so(http, caplog
     assert [look.look(), look.look()] == [0, 0]
     told = [line for line in caplog.messages if "schedule nightly: default/llama: not sta" in line]
     assert len(told) == 1
-    assert f"expected the request of operation {started.id} again" in told[0]
+    assert f"belongs to the request of operation {started.id}" in told[0]
     refused = [entry for entry in audit_trail(http) if entry.outcome == "refused"]
     assert [(entry.caller, entry.action, entry.run) for entry in refused] == [
         ("schedule:nightly", "run.verify", "llama")

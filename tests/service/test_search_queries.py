@@ -368,7 +368,7 @@ def test_labels_with_odd_characters_keep_no_list_from_being_searched(http, root)
         ({"filter": "stpe = 3"}, "query.filter", "at character 1: expected a field: step"),
         ({"order_by": "step up"}, "query.order_by", "at character 6: expected asc, desc"),
         ({"filter": "x" * 2001}, "query.filter", "at most 2000 characters"),
-        ({"page_token": "W10"}, "query.page_token", "expected the next_page_token"),
+        ({"page_token": "W10"}, "query.page_token", "this is no next_page_token"),
     ],
 )
 def test_what_can_not_be_read_is_refused_with_its_place(http, root, parameters, field, complaint):

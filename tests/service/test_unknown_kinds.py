@@ -64,7 +64,7 @@ def test_it_is_listed_and_shown_among_those_that_are_known(http):
 def test_nothing_is_done_to_it(http, verb):
     answer = http.post(f"/v1/operations/{NEWER}:{verb}")
     assert (answer.status_code, answer.json()["type"]) == (409, "urn:cairn:problem:unknown-kind")
-    assert "found 'distil': a newer server started it" in answer.json()["detail"]
+    assert "is a 'distil', which a newer server started" in answer.json()["detail"]
     assert http.get(f"/v1/operations/{NEWER}").json()["state"] == "pending"
     (entry,) = http.get("/v1/audit-events").json()["audit_events"]
     assert (entry["action"], entry["outcome"]) == (f"operation.{verb}", "refused")

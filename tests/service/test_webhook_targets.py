@@ -22,21 +22,21 @@ REAL = socket.getaddrinfo
 
 
 @pytest.mark.parametrize(
-    ("url", "found"),
+    ("url", "reason"),
     [
-        ("http://ci.example.com/", "http://, which only CAIRN_WEBHOOK_NETWORKS can allow"),
-        ("ftp://ci.example.com/", "another address"),
-        ("ci.example.com", "another address"),
-        ("https://", "another address"),
-        ("https://ci.example.com/#part", "another address"),
-        ("https://user:hush@ci.example.com/", "one with them"),
-        ("https://@ci.example.com/", "one with them"),
-        ("https://ci.example.com:99999/", "another: Port out of range"),
-        ("https://[::1/", "another: "),
-        ("https://a..b/", "another: "),
-        ("https://ci.example.com/a b", "others"),
-        ("https://ci.example.com/\r\nHost: b", "others"),
-        ("https://exämple.com/", "others"),
+        ("http://ci.example.com/", "only CAIRN_WEBHOOK_NETWORKS can allow http://"),
+        ("ftp://ci.example.com/", "use https:// and a host, without a fragment"),
+        ("ci.example.com", "use https:// and a host, without a fragment"),
+        ("https://", "use https:// and a host, without a fragment"),
+        ("https://ci.example.com/#part", "use https:// and a host, without a fragment"),
+        ("https://user:hush@ci.example.com/", "leave user and password out"),
+        ("https://@ci.example.com/", "leave user and password out"),
+        ("https://ci.example.com:99999/", "example.com/cairn (Port out of range"),
+        ("https://[::1/", "such as https://ci.example.com/cairn ("),
+        ("https://a..b/", "such as https://ci.example.com/cairn ("),
+        ("https://ci.example.com/a b", "ASCII at most, without spaces"),
+        ("https://ci.example.com/\r\nHost: b", "ASCII at most, without spaces"),
+        ("https://exämple.com/", "ASCII at most, without spaces"),
         ("https://127.0.0.1/", "127.0.0.1"),
         ("https://127.1/", "127.0.0.1"),
         ("https://2130706433/", "127.0.0.1"),
@@ -49,10 +49,10 @@ REAL = socket.getaddrinfo
         ("https://[::ffff:127.0.0.1]/", "::ffff:"),
     ],
 )
-def test_address_that_leads_where_nothing_may_be_sent_is_refused(url, found):
+def test_address_that_leads_where_nothing_may_be_sent_is_refused(url, reason):
     with pytest.raises(TargetRefusedError) as refused:
         targets.parse_target(url, ())
-    assert f"found {found}" in str(refused.value)
+    assert reason in str(refused.value)
     assert "hush" not in str(refused.value)
 
 
@@ -191,7 +191,7 @@ def resolving(monkeypatch, *answers):
 @pytest.mark.parametrize("others", [["10.0.0.1"], ["93.184.215.14", "10.0.0.1"]])
 def test_name_that_means_a_private_address_among_others_is_refused(monkeypatch, others):
     resolving(monkeypatch, others)
-    with pytest.raises(TargetRefusedError, match=r"found 10\.0\.0\.1\. CAIRN_WEBHOOK_NETWORKS"):
+    with pytest.raises(TargetRefusedError, match=r"10\.0\.0\.1 is no public address"):
         targets.resolve(targets.parse_target("https://ci.example.com/", ()), ())
 
 

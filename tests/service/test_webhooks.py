@@ -189,7 +189,7 @@ def test_unknown_webhook_and_delivery_are_named_with_the_command_that_lists_them
         assert "`cairn webhooks list`" in refused["detail"]
     refused = check_problem(served.post(f"/v1/webhooks/{webhook}/deliveries/7:redeliver"), 404)
     assert refused["type"] == "urn:cairn:problem:delivery-not-found"
-    assert f"delivery 7 of webhook '{webhook}': expected one, found none" in refused["detail"]
+    assert f"Webhook '{webhook}' has no delivery 7." in refused["detail"]
     assert f"`cairn webhooks deliveries {webhook}`" in refused["detail"]
 
 

@@ -103,9 +103,8 @@ def parse_mesh(text: str) -> dict[str, int]:
     for part in text.split(","):
         match = _AXIS.fullmatch(part.strip())
         if match is None or match[1] in sizes:
-            detail = (
-                f"mesh: expected axes such as fsdp=4,tp=2, each once; found {part.strip()[:60]!r}"
-            )
+            detail = f"mesh: {part.strip()[:60]!r} is no axis with a size. Write fsdp=4,tp=2, "
+            detail += "each axis once."
             raise InvalidRequestError(detail, errors=[{"field": "mesh", "detail": detail}])
         sizes[match[1]] = int(match[2])
     return sizes

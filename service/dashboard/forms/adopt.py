@@ -48,7 +48,7 @@ def _model(form: Form) -> dict[str, Any] | None:
         return None
     if len(names) == 1:
         missing = "map" if names == ["config"] else "config"
-        raise invalid(missing, f"expected one, as there is a {names[0]}: they go together")
+        raise invalid(missing, f"fill it in too: a {names[0]} alone is not enough")
     return {name: _json(form, name) for name in names}
 
 
@@ -56,7 +56,7 @@ def _json(form: Form, name: str) -> dict[str, Any]:
     try:
         document = loads(form.text(name))
     except (ValueError, RecursionError) as exc:
-        raise invalid(name, f"expected a JSON object, found none: {exc}") from exc
+        raise invalid(name, f"this is not JSON: {exc}") from exc
     if not isinstance(document, dict):
-        raise invalid(name, f"expected a JSON object, found {type(document).__name__}")
+        raise invalid(name, "this is JSON, but no object: begin with '{'")
     return document

@@ -86,6 +86,6 @@ def delete_alias_form(
     """Delete an alias if it has not moved since the page showed it."""
     sequence = form.number("sequence")
     if sequence is None:
-        raise InvalidRequestError("sequence: expected that of the alias as last seen, found none")
+        raise InvalidRequestError("The form lacks the sequence of the alias. Reload it.")
     aliases_actions.delete_alias(request.plane, caller, *request.names, alias, expect=sequence)
     return redirect(addresses.run(*request.names, "aliases"))

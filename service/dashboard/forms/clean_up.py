@@ -51,7 +51,7 @@ def policy_of(fields: PolicyFields) -> RetentionPolicy:
         InvalidRequestError: All fields are empty, or a field is invalid.
     """
     if not fields:
-        raise InvalidRequestError("expected at least one rule of what to keep, found none")
+        raise InvalidRequestError("Fill in at least one rule of what to keep.")
     form = Form({name: [value] for name, value in asdict(fields).items()})
     days = form.decimal("keep_days")
     count = form.number("best_count")

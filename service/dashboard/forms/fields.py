@@ -41,7 +41,7 @@ class Form:
             return None
         # 18 digits always fit the 64-bit integers of the databases.
         if not (text.isascii() and text.isdigit()) or len(text) > 18:
-            raise invalid(name, f"expected a whole number, found {text[:40]!r}")
+            raise invalid(name, f"{text[:40]!r} is not a whole number")
         return int(text)
 
     def decimal(self, name: str) -> float | None:
@@ -56,7 +56,7 @@ class Form:
         try:
             return float(text)
         except ValueError as exc:
-            raise invalid(name, f"expected a number, found {text[:40]!r}") from exc
+            raise invalid(name, f"{text[:40]!r} is not a number") from exc
 
     def checked(self, name: str) -> bool:
         """Return True if a checkbox is ticked."""
@@ -93,7 +93,7 @@ async def read_form(request: Request) -> Form:
     try:
         return Form(parse_qs(body, keep_blank_values=True, max_num_fields=MAX_FIELDS))
     except ValueError as exc:
-        raise InvalidRequestError(f"expected a form of at most {MAX_FIELDS} fields") from exc
+        raise InvalidRequestError(f"The form has more than {MAX_FIELDS} fields.") from exc
 
 
 FormDependency = Annotated[Form, Depends(read_form)]

@@ -53,8 +53,8 @@ def rollback_form(
     current = runs.get_run(request.plane, request.root, request.run, refresh=True)
     if current.latest_step != form.number("latest"):
         raise InvalidRequestError(
-            f"{request.run}: expected step {form.text('latest')} as the latest, as the page "
-            f"showed, found {current.latest_step}. Reload the page to see what would be superseded."
+            f"The latest step is {current.latest_step} now, no longer {form.text('latest')}. "
+            "Reload the page to see what would be superseded."
         )
     seen = Seen(frozenset({body_etag(current)}))
     started = restore.restore_checkpoint(

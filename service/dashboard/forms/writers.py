@@ -22,7 +22,7 @@ def take_over_form(
 ) -> HTMLResponse:
     """Take the run over from the writer that the page showed, if the box is ticked."""
     if not form.checked("sure"):
-        raise invalid("sure", "expected it to be ticked, found that it is not")
+        raise invalid("sure", "tick the box first")
     body = body_of(TakeOverRequest, attempt=form.number("attempt"), reason=form.text("reason"))
     taken = writers.take_over_run(request.plane, caller, *request.names, body)
     return request.render("run/taken_over.html", root=request.root, name=request.run, taken=taken)

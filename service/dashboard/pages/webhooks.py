@@ -47,7 +47,7 @@ def webhook_page(
     deliveries = webhooks.list_deliveries(caller, webhook, plane, delivery_state, ROWS, page_token)
     rows = [row for row in webhooks_actions.list_webhooks(plane) if row.id == webhook]
     if not rows:
-        raise UnknownWebhookError(f"webhook {webhook!r}: expected one that is entered, found none")
+        raise UnknownWebhookError(f"There is no webhook {webhook!r}.")
     return page(
         request,
         "administration/webhook.html",

@@ -241,8 +241,8 @@ class Jobs:
             operation = self.get(operation_id)
         if operation.state is not OperationState.CANCELLED:
             raise OperationStateError(
-                f"operation {operation_id}: expected one that has not ended, found it "
-                f"{operation.state.value}"
+                f"Operation {operation_id} has ended ({operation.state.value}), and can't be "
+                "cancelled."
             )
         # Otherwise the job never started, its worker has died, or it runs in another process.
         if self.worker is None or not self.worker.interrupt(operation_id):
@@ -264,21 +264,19 @@ class Jobs:
         operation = self._known(operation_id)
         if operation.state not in (OperationState.FAILED, OperationState.CANCELLED):
             raise OperationStateError(
-                f"operation {operation_id}: expected a failed or cancelled one, found it "
-                f"{operation.state.value}"
+                f"Operation {operation_id} is {operation.state.value}. Only one that has failed or "
+                "was cancelled can be resumed."
             )
         if operation.has_found_damage:
             raise OperationStateError(
-                f"operation {operation_id}: expected one that can go on, found a verification that "
-                "has ended: it found damage. Once that is put right, verify again: that is another "
-                "operation."
+                f"Operation {operation_id} is a verification that found damage: it ends "
+                "the same when resumed. Repair the step, then verify again."
             )
         try:
             self._client.rewind_workflow(operation_id, queue_name=queue_of(operation.kind))
         except dbos_errors.DBOSException as exc:
             raise OperationStateError(
-                f"operation {operation_id}: expected a failed or cancelled one, found it resumed "
-                "by another request"
+                f"Operation {operation_id} was resumed by another request just now."
             ) from exc
         return self.get(operation_id)
 
@@ -355,9 +353,9 @@ class Jobs:
         operation = self.get(operation_id)
         if operation.kind not in self.kinds:
             raise UnknownKindError(
-                f"operation {operation_id}: expected one of a kind that this server knows "
-                f"({', '.join(sorted(self.kinds))}), found {str(operation.kind)!r}: a newer server "
-                "started it. Ask that one, or upgrade this one."
+                f"Operation {operation_id} is a {str(operation.kind)!r}, which a newer server "
+                f"started. This one knows {', '.join(sorted(self.kinds))}: use the newer one, or "
+                "upgrade this one."
             )
         return operation
 

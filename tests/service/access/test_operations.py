@@ -96,6 +96,6 @@ def test_idempotency_keys_are_apart_by_caller_and_by_root(settings):
         for one in asked:
             answer = verify(*one, {"steps": "none"})
             assert answer.status_code == 422
-            assert "Idempotency-Key 'nightly': expected the request of operation" in answer.text
+            assert "Idempotency-Key 'nightly' belongs to the request of operation" in answer.text
             assert f"another one than its verify of {one[1]}/run" in answer.text
             assert [identity in answer.text for identity in ids] == [one == this for this in asked]

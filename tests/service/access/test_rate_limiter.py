@@ -97,4 +97,4 @@ def test_address_that_is_wrong_too_often_is_told_so_and_locks_nobody_out(http, k
     assert http.get("/v1/runs", headers=bearer(keys.make("ci"))).status_code == 200
     assert http.get("/v1/runs").status_code == 401  # nothing was shown
     form = http.post("/sign-in", data={"key": "ck_x"}, headers={"Origin": ADDRESS})
-    assert (form.status_code, "Come back in" in form.text) == (429, True)
+    assert (form.status_code, "Try again in" in form.text) == (429, True)

@@ -197,7 +197,7 @@ def test_alias_is_created_moved_and_refused_when_stale(url):
         (["fork", "tiny", "../evil"], 2, ["invalid run name", "'../evil'"]),
         (["fork"], 2, ["Missing argument 'CHECKPOINT'"]),
         (["index"], 2, ["Missing command", "`cairn index --help`"]),
-        (["watch", "op-00000000000000000000000000000000"], 3, ["expected one, found none"]),
+        (["watch", "op-00000000000000000000000000000000"], 3, ["There is no operation op-0"]),
         (["cancel", "nothing"], 2, ["operation"]),
     ],
 )

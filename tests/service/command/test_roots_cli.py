@@ -34,7 +34,7 @@ def test_roots_are_added_listed_and_removed(url, tmp_path):
     assert done.stdout.splitlines()[-1].startswith("3\t")
     assert cairn_here("roots", "add", "more", str(tmp_path / "more"), url=url).returncode == 4
     wrong = cairn_here("roots", "add", "new", str(tmp_path / "none"), url=url)
-    assert (wrong.returncode, "found nothing" in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "does not exist on the server" in wrong.stderr) == (2, True)
     done = cairn_here("roots", "remove", "more", url=url)
     assert (done.returncode, done.stdout) == (0, "root more removed\n")
     assert cairn_here("roots", "remove", "more", url=url).returncode == 3

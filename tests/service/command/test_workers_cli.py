@@ -15,10 +15,10 @@ def test_a_worker_is_taken_over_by_name_once_it_is_dead(root, tmp_path):
         catalog.close()
         unknown = cairn_here("workers", "take-over", "none", url=url)
         assert (unknown.returncode, unknown.stdout) == (3, "")
-        assert "worker 'none': expected one that was started, found none" in unknown.stderr
+        assert "There is no worker 'none'." in unknown.stderr
         alive = cairn_here("workers", "take-over", "local", url=url)
         assert (alive.returncode, alive.stdout) == (4, "")
-        assert "expected a dead one, found it alive. End its process first." in alive.stderr
+        assert "is alive. End its process first." in alive.stderr
         done = cairn_here("workers", "take-over", "dead", url=url)
         assert (done.returncode, done.stdout) == (0, "")
         names = [line.split("\t")[0] for line in cairn_here("workers", url=url).stdout.splitlines()]

@@ -68,7 +68,7 @@ def test_mesh_is_read_from_a_configuration_only_if_every_size_is_known():
 
 @pytest.mark.parametrize("text", ["fsdp", "fsdp=0", "fsdp=4,fsdp=2", "4", "fsdp=4,", "a b=1"])
 def test_mesh_that_is_none_is_refused_with_what_was_expected(text):
-    with pytest.raises(InvalidRequestError, match="expected axes such as fsdp=4,tp=2"):
+    with pytest.raises(InvalidRequestError, match="Write fsdp=4,tp=2, each axis once"):
         mesh.parse_mesh(text)
 
 

@@ -100,10 +100,10 @@ def test_folder_is_adopted_with_a_model_from_files_and_can_be_exported(
 @pytest.mark.parametrize(
     ("config", "rules", "told"),
     [
-        ("{", "{}", "config: expected a JSON object, found none"),
-        ("[]", "{}", "config: expected a JSON object, found list"),
-        ('{"model_type": "llama"}', "", "map: expected one, as there is a config"),
-        ("", '{"a": "b"}', "config: expected one, as there is a map"),
+        ("{", "{}", "config: this is not JSON"),
+        ("[]", "{}", "config: this is JSON, but no object"),
+        ('{"model_type": "llama"}', "", "map: fill it in too"),
+        ("", '{"a": "b"}', "config: fill it in too"),
         ('{"model_type": "none"}', '{"a": "b"}', "expected model_type to be one of"),
         (json.dumps(CONFIG.to_hf()), '{"(": "b"}', "unterminated subpattern"),
     ],
@@ -124,7 +124,7 @@ def test_model_that_can_not_be_is_told_where_it_was_asked(
     ("folder", "run", "told", "status"),
     [
         ("/etc", "etc", "lie outside the root", "409 (Conflict)"),
-        ("nowhere", "new", "nothing to adopt", "404 (Not Found)"),
+        ("nowhere", "new", "Nothing to adopt", "404 (Not Found)"),
         ("tiny/attempts", "new", "run", "422 (Unprocessable Entity)"),
         ("old-runs", "tiny", "The name is taken", "409 (Conflict)"),
         ("old-runs", "twice", "Another run adopts the folder", "409 (Conflict)"),

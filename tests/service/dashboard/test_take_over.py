@@ -67,4 +67,4 @@ def test_run_that_was_given_back_meanwhile_is_told_so(browser, url, held):
         writer.close()
         page.get_by_role("button", name="Take over from job-7").click()
         told = page.locator("#take-over-result").get_by_role("alert")
-        expect(told).to_contain_text("found none")
+        expect(told).to_contain_text("Look again who holds it")

@@ -15,24 +15,42 @@ UNPROCESSABLE = "422 (Unprocessable"
 
 
 @pytest.mark.parametrize(
-    ("path", "field", "button", "wrong", "right", "part", "shown"),
+    ("path", "field", "button", "wrong", "told", "right", "part", "shown"),
     [
-        (RUN, "Filter", "Filter", "metrics.loss <", "step = 2", "#steps", "tr[data-step='2']"),
-        ("/audit", "Filter", "Filter", "action", "action:alias", "#audit", "table, .empty"),
+        (
+            RUN,
+            "Filter",
+            "Filter",
+            "metrics.loss <",
+            "expected",
+            "step = 2",
+            "#steps",
+            "tr[data-step='2']",
+        ),
+        (
+            "/audit",
+            "Filter",
+            "Filter",
+            "action",
+            "expected",
+            "action:alias",
+            "#audit",
+            "table, .empty",
+        ),
         (
             *(f"{STEP}/plan", "Mesh", "Check"),
-            *("fsdp", "fsdp=2", "#plan", "dl.figures"),
+            *("fsdp", "each axis once", "fsdp=2", "#plan", "dl.figures"),
         ),
     ],
 )
 def test_mistake_is_said_below_its_form_which_can_be_sent_again(
-    browser, plane, path, field, button, wrong, right, part, shown
+    browser, plane, path, field, button, wrong, told, right, part, shown
 ):
     with opened(browser, plane, UNPROCESSABLE) as page:
         page.goto(path)
         page.get_by_label(field, exact=True).fill(wrong)
         page.get_by_role("button", name=button, exact=True).click()
-        expect(page.locator(part).get_by_role("alert")).to_contain_text("expected")
+        expect(page.locator(part).get_by_role("alert")).to_contain_text(told)
         expect(page.get_by_label(field, exact=True)).to_have_value(wrong)
         page.get_by_label(field, exact=True).fill(right)
         page.get_by_role("button", name=button, exact=True).click()

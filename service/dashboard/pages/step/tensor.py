@@ -24,6 +24,7 @@ from cairn.service.dashboard.snippets import statistics_command
 from cairn.service.errors import InvalidRequestError
 from cairn.service.http.value_streams import ValueRead
 from cairn.service.schemas import PLAIN_PATTERN, PlanRequest
+from cairn.service.sizes import size_text
 from cairn.storage.errors import InvalidSliceError, LeafNotFoundError
 from cairn.storage.reading.tensor_parts import MOST_READ_BYTES, TensorPart
 from cairn.storage.runs.records.manifest import LeafRecord
@@ -129,13 +130,13 @@ def matrix_of(part: TensorPart) -> np.ndarray[Any, Any]:
 def _check_part(part: TensorPart) -> None:
     if len(part.shape) > 2 or math.prod(part.shape) > SIDE * SIDE:
         raise InvalidRequestError(
-            f"slice: expected two dimensions and {SIDE * SIDE} elements at most, found a part of "
-            f"shape {part.shape}"
+            f"slice: a part of shape {part.shape} is too large to show: two dimensions and "
+            f"{SIDE * SIDE} values at most."
         )
     if part.stored_bytes > MOST_READ_BYTES:
         raise InvalidRequestError(
-            f"slice: expected a part in chunks of {MOST_READ_BYTES} bytes, found "
-            f"{part.stored_bytes}. Ask for less of it."
+            f"slice: the chunks of this part have {size_text(part.stored_bytes)}, and at most "
+            f"{size_text(MOST_READ_BYTES)} are read for a page. Ask for less of it."
         )
 
 
