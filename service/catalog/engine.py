@@ -14,6 +14,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, TimeoutError
 from sqlalchemy.orm import Session
 
+from cairn.service.catalog.entries import SQLITE_NUMBER, written_number
 from cairn.service.catalog.migrate import refuse_older, revisions, upgrade
 from cairn.service.errors import SettingsError
 from cairn.service.observability.redaction import redact
@@ -215,6 +216,7 @@ def lock(connection: Connection, what: str) -> None:
 
 def _configure_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # the driver must not begin transactions itself
+    connection.create_function(SQLITE_NUMBER, 1, written_number, deterministic=True)
     cursor = connection.cursor()
     use_wal(cursor)
     # With WAL this cannot corrupt the database; a power cut may lose the last commits.

@@ -1,11 +1,13 @@
 """SQL expressions for members of JSON columns, equivalent in SQLite and PostgreSQL."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
 from sqlalchemy import (
     JSON,
+    Boolean,
     ColumnElement,
     Double,
     Float,
@@ -15,6 +17,7 @@ from sqlalchemy import (
     column,
     func,
     literal,
+    not_,
     null,
     select,
     type_coerce,
@@ -79,6 +82,38 @@ def scalar_entries(
     text = text_entry(of, key, dialect)
     kind = func.json_typeof(of.op("->", return_type=JSON())(literal(key, Text())))
     return case((kind == "number", cast(text, Double()))), case((kind == "string", text))
+
+
+WRITTEN_NUMBER: Final = r"^[+-]?[0-9]{1,40}(\.[0-9]{0,40})?([eE][+-]?[0-9]{1,2})?$"
+"""Texts that are sorted as numbers, such as labels of learning rates."""
+
+SQLITE_NUMBER: Final = "cairn_number"
+"""SQL function of our connections to SQLite: the number that a text is; null for another text."""
+
+
+def written_number(text: object) -> float | None:
+    """Return the number that a text is; None for another text."""
+    if isinstance(text, str) and re.fullmatch(WRITTEN_NUMBER, text):
+        return float(text)
+    return None
+
+
+def written_entries(
+    of: Any, key: str, dialect: str
+) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+    """Return a text as the number that it is, and as a text if it is none; the other is null.
+
+    Args:
+        of: JSON column of texts.
+        key: Name of the member.
+        dialect: Name of the database's dialect.
+    """
+    text = text_entry(of, key, dialect)
+    if dialect == "sqlite":
+        number = getattr(func, SQLITE_NUMBER)(text, type_=Double())
+        return number, case((number.is_(None), text))
+    is_number = text.op("~", return_type=Boolean())(WRITTEN_NUMBER)
+    return case((is_number, cast(text, Double()))), case((not_(is_number), text))
 
 
 def has_entries(of: Any) -> ColumnElement[bool]:

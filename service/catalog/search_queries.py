@@ -28,7 +28,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import aliased
 
-from cairn.service.catalog.entries import has_entries, number_entry, scalar_entries, text_entry
+from cairn.service.catalog.entries import (
+    has_entries,
+    number_entry,
+    scalar_entries,
+    text_entry,
+    written_entries,
+)
 from cairn.service.catalog.models import (
     AliasRow,
     AuditRow,
@@ -242,12 +248,13 @@ def _sort_keys(of: Searched, search: Search, dialect: str) -> list[SortKey]:
     keys = []
     for term in search.order:
         is_missing = term.path.field not in of.present and term.path not in of.joined
-        if term.field.kind is Kind.SCALAR:
+        if len(term.field.sorted_as) > 1:
+            entries = scalar_entries if term.field.kind is Kind.SCALAR else written_entries
             column = of.columns[term.path.field]
-            values = list(scalar_entries(column, term.path.key or "", dialect))
+            values = list(entries(column, term.path.key or "", dialect))
         else:
             values = [_value(of, term.path, dialect)]
-        for value, python in zip(values, term.field.kind.sorted_as, strict=True):
+        for value, python in zip(values, term.field.sorted_as, strict=True):
             if python is str:
                 value = func.substr(value, 1, LONGEST_SORTED_TEXT, type_=Text())
                 if dialect == "postgresql":

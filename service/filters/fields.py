@@ -25,11 +25,6 @@ class Kind(Enum):
         """Python type of the values of this kind."""
         return _PYTHON.get(self, str)
 
-    @property
-    def sorted_as(self) -> tuple[type, ...]:
-        """Types of the sort keys of a field of this kind; entries lack all of them but one."""
-        return (float, str) if self is Kind.SCALAR else (self.python,)
-
 
 _PYTHON: Final[Mapping[Kind, type]] = {
     Kind.INTEGER: int,
@@ -51,6 +46,15 @@ class Field:
     kind: Kind
     keyed: bool = False
     choices: tuple[str, ...] = ()
+
+    @property
+    def sorted_as(self) -> tuple[type, ...]:
+        """Types of the field's sort keys; entries lack all of them but one.
+
+        Texts by name, such as labels, are sorted by their number if they are one.
+        """
+        is_number_or_text = self.kind is Kind.SCALAR or (self.kind is Kind.TEXT and self.keyed)
+        return (float, str) if is_number_or_text else (self.kind.python,)
 
     @property
     def sortable(self) -> bool:

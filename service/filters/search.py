@@ -61,9 +61,7 @@ class Search:
             last: Types of the list's own sort keys, by field.
         """
         named = {term.path.field for term in self.order}
-        kinds = [
-            (python, type(None)) for term in self.order for python in term.field.kind.sorted_as
-        ]
+        kinds = [(python, type(None)) for term in self.order for python in term.field.sorted_as]
         return [*kinds, *(kind for name, kind in last.items() if name not in named)]
 
 

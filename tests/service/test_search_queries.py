@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn import Settings, annotate_step, create_app, delete_step, parse_uri, promote_step
+from cairn.service.catalog.entries import written_number
 from cairn.service.filters.expressions import quote
 from cairn.service.filters.fields import CHECKPOINT_FIELDS
 from cairn.service.filters.search import Search
@@ -130,10 +131,18 @@ def ordered(entries, order_by):
     found = sorted(entries, key=key, reverse=True)
     for term in reversed(Search.parse("", order_by, CHECKPOINT_FIELDS).order):
 
-        def value(entry, path=term.path):
+        def value(entry, term=term, path=term.path):
             got = dict(Checkpoint(**entry))[path.field]
             got = got.get(path.key) if path.key is not None else got
-            return None if got is None or got != got else got
+            if got is None or got != got:
+                return None
+            if path.field != "labels":
+                return got
+            number = written_number(got)
+            # Numbers come before texts in both directions.
+            if number is None:
+                return (not term.descending, 0.0, got)
+            return (term.descending, number, "")
 
         there = [one for one in found if value(one) is not None]
         there.sort(key=value, reverse=term.descending)

@@ -10,7 +10,21 @@ from cairn.service.filters.fields import CHECKPOINT_FIELDS, Kind
 
 KEYS = ("stage", "loss", "step", "a.b", 'say "hi"', "it's", "back\\slash", "é", "日本", "😀", "")
 KEYS += ("eval/loss", " ", "$", "$.stage", "[0]", "'; DROP TABLE runs; --", "%", "*", "AND")
-TEXTS = ("final", "Final", "", "1", "1.0", "nan", "true", "null", 'a "b" \\', "é", "e\u0301", "%")
+TEXTS = (
+    "final",
+    "Final",
+    "",
+    "1e-05",
+    "1",
+    "1.0",
+    "nan",
+    "true",
+    "null",
+    'a "b" \\',
+    "é",
+    "e\u0301",
+    "%",
+)
 NUMBERS = (0.0, -0.0, 0.5, 1.0, -1.0, 0.1 + 0.2, 0.3, 2.0**53, 2.0**53 + 2, 5e-324, 1.7e308)
 MOMENTS = tuple(datetime(2026, 1, day, 12, tzinfo=UTC) for day in (1, 2, 3))
 ORDERED = ("=", "!=", "<", "<=", ">", ">=")
