@@ -11,7 +11,7 @@ _AVAILABLE = (CheckpointState.LISTED, CheckpointState.DAMAGED)
 
 
 def stored_checkpoints(uri: str, state: str) -> tuple[Run, list[Checkpoint]]:
-    """Read a run's checkpoints, highest step first, and the run with its problems.
+    """Read a run's checkpoints, highest step first, and the run, under its URI, with its problems.
 
     Args:
         uri: URI or path of the run's folder.
@@ -58,4 +58,4 @@ def stored_checkpoints(uri: str, state: str) -> tuple[Run, list[Checkpoint]]:
         for step, judgement in judged
         if state in ("all", judgement) or (state == AVAILABLE and judgement in _AVAILABLE)
     ]
-    return queries.run(row), shown
+    return queries.run(row._replace(name=uri)), shown

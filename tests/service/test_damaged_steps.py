@@ -228,6 +228,9 @@ def test_the_command_says_damaged_and_what_to_do(http, root):
     listed = cairn_here("checkpoints", "llama", url=url)
     assert "\tdamaged\t" in listed.stdout
     assert "llama: 1 damaged step" in listed.stderr
+    stored = cairn_here("checkpoints", f"{root}/llama")
+    assert stored.stdout == listed.stdout
+    assert f"`cairn checkpoints {root}/llama --state damaged`" in stored.stderr
     titles, *rows = (line.split("\t") for line in cairn_here("top", url=url).stdout.splitlines())
     shown = {row[1]: row[titles.index("damaged")] for row in rows if row[0] == "default"}
     assert (shown["llama"], shown["sound"]) == ("1", "")
