@@ -23,14 +23,18 @@ def typed_options(options: Mapping[str, Any]) -> dict[str, str]:
         if name == "max_shard_bytes":
             typed["max_shard_size"] = _typed_size(option)
         else:
-            typed[name] = "true" if option is True else str(option)
+            typed[name] = "true" if option is True else _text(option)
     return typed
 
 
 def options_text(options: Mapping[str, Any]) -> str:
     """Return the options of an artifact in one line: `format=gguf dtype=q8_0`."""
     typed = typed_options(options).items()
-    return " ".join(f"{name}={option}" for name, option in typed) or "the default options"
+    return " ".join(f"{name}={option}" for name, option in typed) or "default options"
+
+
+def _text(option: object) -> str:
+    return ",".join(map(str, option)) if isinstance(option, list) else str(option)
 
 
 def _typed_size(size: int) -> str:

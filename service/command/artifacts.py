@@ -1,15 +1,19 @@
 """`cairn artifacts`: exports and gathered files of a checkpoint."""
 
-from typing import Any, Final
+from typing import Final
+from urllib.parse import urlencode
 
 import typer
 
 from cairn.service.client.client import Client
-from cairn.service.command.addresses import resolve_step
+from cairn.service.client.lookup import find_step
+from cairn.service.client.protocol.paths import run_path, segment
+from cairn.service.command.addresses import resolve_address
 from cairn.service.command.options import CheckpointArgument, RootOption, UrlOption, console
 from cairn.service.command.output.documents import JsonOption, print_document
-from cairn.service.command.output.tables import print_table
-from cairn.service.schemas import Artifact, ArtifactList
+from cairn.service.command.output.tables import print_table, readable
+from cairn.service.export_options import options_text, typed_options
+from cairn.service.schemas import Artifact, ArtifactList, OperationKind
 from cairn.service.sizes import Size
 
 app: Final = typer.Typer()
@@ -24,28 +28,55 @@ def artifacts_command(
 ) -> None:
     """List the exports and gathered files of a checkpoint.
 
-    The newest comes first. `cairn pull` with the same options keeps an export on another machine.
+    The newest comes first, with its id and with the address of its files. The address of an export
+    stays the same: with an alias, it leads to the export of the alias's step. `cairn pull` with the
+    same options keeps an export on another machine.
     """
     with Client(url) as client:
-        place = resolve_step(client, checkpoint, root)
-        listed = client.artifacts(place.run, place.step, root=place.root)
+        address, place = resolve_address(client, checkpoint, root)
+        run, step = find_step(client, address, place)
+        listed = client.artifacts(run, step, root=place)
     if json:
         print_document(ArtifactList(artifacts=listed))
+        return
+    name = address.alias or str(step)
+    addresses = [_address(artifact, client.url, name) for artifact in listed]
+    if console.is_terminal:  # lines, since an id alone is nearly as wide as a terminal
+        for artifact, place in zip(listed, addresses, strict=True):
+            console.print(_line(artifact), soft_wrap=True)
+            console.print(f"  {artifact.id}\n  {place}", soft_wrap=True)
         return
     rows = (
         (
             artifact.kind.value,
-            _options(artifact),
+            options_text(artifact.options),
             len(artifact.files),
             Size(artifact.bytes),
             artifact.created,
-            artifact.uri,
+            artifact.id,
+            place,
         )
-        for artifact in listed
+        for artifact, place in zip(listed, addresses, strict=True)
     )
-    print_table(console, ("kind", "options", "files", "size", "created (UTC)", "folder"), rows)
+    titles = ("kind", "options", "files", "size", "created (UTC)", "id", "address")
+    print_table(console, titles, rows)
 
 
-def _options(artifact: Artifact) -> str:
-    options: dict[str, Any] = artifact.options
-    return " ".join(f"{name}={value}" for name, value in options.items() if value is not None)
+def _line(artifact: Artifact) -> str:
+    count = len(artifact.files)
+    return readable(
+        f"{artifact.kind.value} with {options_text(artifact.options)}: "
+        f"{count} {'file' if count == 1 else 'files'}, {Size(artifact.bytes)}, "
+        f"{artifact.created:%Y-%m-%d %H:%M} UTC"
+    )
+
+
+def _address(artifact: Artifact, url: str, checkpoint: str) -> str:
+    """Return the address of the artifact's files; of an export, the one that stays."""
+    options = typed_options(artifact.options)
+    is_named = not {"config", "reference_logits"} & set(options)
+    if artifact.kind is not OperationKind.CONVERT or not is_named:
+        return f"{url}/v1/artifacts/{segment(artifact.id)}/files/NAME"
+    query = f"?{urlencode(options)}" if options else ""
+    path = f"{run_path(artifact.root, artifact.run)}/exports/{segment(checkpoint)}"
+    return f"{url}{path}/files/NAME{query}"

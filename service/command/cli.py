@@ -638,9 +638,18 @@ def rollback(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Go back to a checkpoint; later ones are superseded."""
+    """Go back to a checkpoint; later ones are superseded.
+
+    This is about the run, which goes on from the checkpoint. To undo a promotion:
+    cairn promote RUN STEP ALIAS
+
+    Superseded steps are not deleted, and `cairn checkpoints RUN --state all` lists them, but no
+    command makes them the run's latest again. On a terminal the command asks first.
+    """
     with Client(url) as client:
         place = resolve_step(client, checkpoint, root)
+        if sys.stdin.isatty() and not json:
+            _confirm_rollback(client, place)
         started = client.roll_back(
             place.run,
             place.step,
@@ -649,6 +658,29 @@ def rollback(
             root=place.root,
         )
         _report(client, started, watch, json)
+
+
+def _confirm_rollback(client: Client, place: StepPlace) -> None:
+    """Ask on the terminal whether later steps may be superseded; exit if not."""
+    listed = client.checkpoints(place.run, root=place.root, filter=f"step > {place.step}")
+    later = [checkpoint.step for checkpoint in listed]
+    if not later:
+        return
+    steps = (
+        f"step {later[0]}" if len(later) == 1 else f"{len(later)} steps, {later[-1]} to {later[0]},"
+    )
+    text = (
+        f"Run {place.run} goes back to step {place.step}: {steps} would be superseded, for good. "
+        f"To undo a promotion instead: cairn promote {place.run} {place.step} ALIAS"
+    )
+    errors.print(text, soft_wrap=True, markup=False)
+    try:
+        is_confirmed = typer.confirm("Roll back the run?", err=True)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    if not is_confirmed:
+        errors.print("Nothing was changed.")
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 @app.command()
@@ -761,6 +793,9 @@ def main() -> None:
 _NOT_THERE: Final = ("urn:cairn:problem:root-not-found", "urn:cairn:problem:run-not-found")
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
+_OTHER_NAMES: Final = {"exports": "artifacts"}
+"""Names that people try for a command, and that resemble none."""
+
 # Base class of all errors that Typer raises for wrong usage. It comes from the MRO, since Typer
 # may keep it under any name.
 _UsageError: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
@@ -810,9 +845,13 @@ def _complete_after(prefix: str) -> int:
 
 def _refuse(error: Exception, arguments: Sequence[str]) -> int:
     message = " ".join(cast(typer.BadParameter, error).format_message().split()).rstrip(".")
+    for other, name in _OTHER_NAMES.items():
+        if message == f"No such command '{other}'":
+            message = f"{message}. Did you mean '{name}'?"
     context = getattr(error, "ctx", None)
     path = "cairn" if context is None else context.command_path
-    _tell(usage_problem(message), f"{message}. See `{path} --help`.", arguments)
+    end = "" if message.endswith("?") else "."
+    _tell(usage_problem(message), f"{message}{end} See `{path} --help`.", arguments)
     return ExitStatus.USAGE
 
 

@@ -85,7 +85,7 @@ def _logging_as_before() -> Iterator[None]:
             one.setLevel(level)
 
 
-def cairn_on_a_terminal(*arguments: str, url: str) -> tuple[int, str]:
+def cairn_on_a_terminal(*arguments: str, url: str, typed: str = "") -> tuple[int, str]:
     """Run it on an 80-column terminal; its exit status and everything it showed."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
@@ -97,6 +97,7 @@ def cairn_on_a_terminal(*arguments: str, url: str) -> tuple[int, str]:
         start_new_session=True,
     )
     os.close(slave)
+    os.write(master, typed.encode())
     shown = bytearray()
     while chunk := _read(master):
         shown += chunk

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from cairn import CheckpointReader, Run, StoreUnavailableError
-from tests.service.commands import cairn_here
+from tests.service.commands import cairn_here, cairn_on_a_terminal
 from tests.service.jobs import done, save_llama, serving, watch
 from tests.service.planes import running_plane
 from tests.service.seams import fork, lease
@@ -229,9 +229,13 @@ def test_rollback_in_the_shell_names_what_it_superseded(store, tmp_path):
     with running_plane(store[0], tmp_path / "data") as (url, _):
         made = cairn_here("promote", "llama", "3", "production", "--create", url=url)
         assert made.returncode == 0, made.stderr
-        refused = cairn_here("rollback", "llama/steps/1", url=url)
-        assert refused.returncode == 4
-        assert "production (step 3)" in refused.stderr
+        rollback = ("rollback", "llama/steps/1")
+        status, shown = cairn_on_a_terminal(*rollback, url=url, typed="n\n")
+        assert (status, "Nothing was changed." in shown) == (1, True)
+        assert "2 steps, 2 to 3, would be superseded" in " ".join(shown.split())
+        assert "cairn promote llama 1 ALIAS" in shown
+        status, shown = cairn_on_a_terminal(*rollback, url=url, typed="y\n")
+        assert (status, "production (step 3)" in shown) == (4, True)
         arguments = ("llama/steps/1", "--strand", "production", "--watch", "--json")
         last = cairn_here("rollback", *arguments, url=url).stdout.splitlines()[-1]
     assert json.loads(last)["result"]["superseded"] == [2, 3]

@@ -169,7 +169,8 @@ def test_alias_is_created_moved_and_refused_when_stale(url):
         (["checkpoints", "my run"], 2, ["invalid run name", "'my run'"]),
         (["checkpoints", "tiny", "--state="], 2, ["expected one of listed, ", "found ''"]),
         (["checkpoints", "tiny", "--stat=all"], 2, ["No such option: --stat", "--state"]),
-        (["chekpoints", "tiny"], 2, ["'chekpoints'", "Did you mean 'checkpoints'"]),
+        (["chekpoints", "tiny"], 2, ["'chekpoints'", "Did you mean 'checkpoints'? See"]),
+        (["exports", "tiny"], 2, ["'exports'", "Did you mean 'artifacts'? See"]),
         (
             ["checkpoints", "tiny", "--root", "nope"],
             3,

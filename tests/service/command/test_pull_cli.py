@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -21,7 +22,7 @@ from cairn.service.errors import PullError
 from cairn.storage.runs.annotate import note_verified
 from tests.bad_input.disks import can_mount, on_small_disk
 from tests.service.access.conftest import Keys
-from tests.service.commands import cairn_here
+from tests.service.commands import cairn_here, cairn_on_a_terminal
 from tests.service.jobs import CONFIG, save_llama
 from tests.service.planes import running_plane
 from tests.service.servers import serve
@@ -157,9 +158,18 @@ def test_artifacts_of_a_step_are_listed(saved, client):
     ]
     done = cairn_here("artifacts", "llama/steps/3", "--json", url=saved[0])
     assert [one["id"] for one in json.loads(done.stdout)["artifacts"]] == made[::-1]
-    table = cairn_here("artifacts", "llama/steps/3", url=saved[0]).stdout.splitlines()
-    assert len(table) == 3
-    assert "dtype=float16 format=huggingface" in table[2]
+    move(client, 3)
+    table = cairn_here("artifacts", "llama@production", url=saved[0]).stdout.splitlines()
+    titles, *rows = (line.split("\t") for line in table)
+    gguf, floats = (dict(zip(titles, row, strict=True)) for row in rows)
+    assert (floats["options"], floats["id"]) == ("dtype=float16", made[0])
+    exports = f"{saved[0]}/v1/roots/default/runs/llama/exports/production"
+    assert floats["address"] == f"{exports}/files/NAME?dtype=float16"
+    file = httpx.get(gguf["address"].replace("NAME", "model.gguf"))
+    assert file.content[:4] == b"GGUF"
+    status, shown = cairn_on_a_terminal("artifacts", "llama@production", url=saved[0])
+    assert "convert with dtype=float16: 4 files, " in shown
+    assert status == 0
     assert cairn_here("artifacts", "llama/steps/99", url=saved[0]).returncode == 3
 
 
