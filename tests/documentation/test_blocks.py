@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 
 import pytest
 import typer
@@ -85,6 +86,22 @@ def test_every_name_of_ours_that_a_program_imports_is_there():
                 names = [one.name for one in node.names if not hasattr(module, one.name)]
                 lost += [f"{block.place}: {node.module}.{name}" for name in names]
     assert lost == []
+
+
+def test_a_program_uses_no_name_that_it_does_not_have(tmp_path):
+    """Also of the pages whose code only the long run runs."""
+    programs = {}
+    for block in of("python"):
+        if block.title.startswith(MARKED):  # a part of a program
+            continue
+        page = block.place.partition(":")[0]
+        place = block.place if block.title else page  # the blocks without a file are one program
+        programs[place] = f"{programs.get(place, '')}\n{block.text}"
+    for place, text in programs.items():
+        (tmp_path / f"{place.replace('/', '-')}.py").write_text(text)
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "."]
+    done = subprocess.run(ruff, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_file_that_is_shown_can_be_read():
