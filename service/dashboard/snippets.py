@@ -105,7 +105,8 @@ def fetch_command(artifact: Artifact, origin: str) -> str:
             if value != _DEFAULTS.get(name):
                 flag = _OPTIONS_OF_PULL[name]
                 options += [flag] if value is True else [flag, str(value)]
-        command = _command("pull", address, f"./{artifact.run}", *options, root=artifact.root)
+        folder = f"models/{artifact.run}-{artifact.step}"
+        command = _command("pull", address, folder, *options, root=artifact.root)
         return f"CAIRN_URL={origin} {command}"
     return "\n".join(
         'curl -fOJ -H "Authorization: Bearer $CAIRN_KEY" '
@@ -116,7 +117,8 @@ def fetch_command(artifact: Artifact, origin: str) -> str:
 
 def _names(checkpoint: Checkpoint) -> tuple[str, str]:
     """Return the address of a step, and the folder that it is downloaded into."""
-    return f"{checkpoint.run}/steps/{checkpoint.step}", f"./{checkpoint.run}-{checkpoint.step}"
+    name = f"{checkpoint.run}-{checkpoint.step}"  # a folder of its own: others follow an alias
+    return f"{checkpoint.run}/steps/{checkpoint.step}", f"models/{name}"
 
 
 def _transformers(folder: str) -> str:
