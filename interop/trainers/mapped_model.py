@@ -59,7 +59,7 @@ class MappedModel:
 
     @property
     def head_rounding(self) -> HeadRounding | None:
-        """How the trainer's forward pass rounds a tied head; None: it does not."""
+        """Rounding of a tied head in the trainer's forward pass; None: it is not rounded."""
         rounding = self.tree.trainer.tied_head
         return (
             None

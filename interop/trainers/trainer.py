@@ -51,7 +51,7 @@ class Reading:
 
 
 class HeadRounding(NamedTuple):
-    """How a trainer's forward pass rounds the embedding where it is a tied head.
+    """Rounding of the embedding, where it is a tied head, in a trainer's forward pass.
 
     Attributes:
         dtype: the dtype that it is rounded to, whatever the model's dtype is.
