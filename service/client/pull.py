@@ -154,8 +154,9 @@ def _existing_or_new(
         text = (
             f"{run}/steps/{step} has no export with these options yet, and your key may not make "
             'one. Have somebody with the scope "operate" run '
-            f"`cairn convert {root}/{run}/steps/{step}` with these options, or the server export "
-            "each step that an alias moves to: CAIRN_AUTOMATIONS, and the gate `exported`."
+            f"`cairn convert {root}/{run}/steps/{step}` with these options. A server with an "
+            "automation (CAIRN_AUTOMATIONS) exports each step that an alias moves to; the gate "
+            "`exported` lets no alias move before."
         )
         raise ProblemResponseError({**exc.problem, "detail": text}, exc.status) from exc
 
@@ -245,7 +246,7 @@ def _check_current(folder: Path, options: Mapping[str, Any]) -> None:
         described = json.loads((folder / CURRENT / PULLED).read_text(encoding="utf-8"))
         present = _deciding(described["options"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return  # of a file that an export has under this name, or no version is there
+        return  # no version is there, or the export itself has a file of this name
     if present != _deciding(options):
         raise PullError(
             f"{folder / CURRENT} is an export with {options_text(present)}, and this pull asks for "

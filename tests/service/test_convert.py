@@ -293,6 +293,14 @@ def test_export_has_an_address_by_run_checkpoint_and_options(http, store):
     assert (second.status_code, second.headers["ETag"] == etag) == (200, False)
     assert second.headers["Content-Location"] == f"/v1/artifacts/{ids[2]}/files/{weights}"
 
+    other = http.get(f"{run}/exports/serving", params={"dtype": "float32", "lora": "keep"})
+    assert (other.status_code, other.json()["expected"]) == (404, "dtype=float32 lora=keep")
+    assert "dtype=float16 max_shard_size=40kB" in other.json()["found"]
+    folder = Path(artifact_of(http, made[2])["uri"].removeprefix("file://"))
+    (folder / "config.json").unlink()
+    lost = http.get(f"{run}/exports/serving{query}")
+    assert (lost.status_code, lost.json()["found"]) == (404, "one that has lost config.json")
+
     odd = f"{run}/exports/{{}}/files/config.json"
     assert http.get(odd.format("nobody")).json()["type"].endswith("alias-not-found")
     assert http.get(odd.format("7")).json()["type"].endswith("step-not-found")
