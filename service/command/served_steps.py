@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from cairn.service.client.client import Client
 from cairn.service.command.addresses import resolve_step
@@ -41,6 +41,10 @@ class ServedStep:
         return self._client.tensors(
             self._run, self._step, item=item, prefix=prefix, root=self._root
         )
+
+    def json_item(self, item: str) -> Any:
+        """Return a JSON item of the step; None if it has no such item."""
+        return self._client.json_item(self._run, self._step, item, root=self._root)
 
     def values(self, path: str, item: str | None, part: str) -> TensorValues:
         """Read the values of a leaf, or of a part of it."""

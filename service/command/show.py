@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Annotated, Final
+from json import dumps
+from typing import Annotated, Any, Final
 
 import typer
 from rich.text import Text
@@ -21,7 +22,7 @@ from cairn.service.command.tensors import (
     shape_text,
     spec_text,
 )
-from cairn.service.errors import ProblemResponseError
+from cairn.service.errors import DownloadError, ProblemResponseError
 from cairn.service.glossary import state_label
 from cairn.service.schemas import Checkpoint, Damage, Tensor, TensorStatistics
 from cairn.service.sizes import Size
@@ -30,6 +31,8 @@ from cairn.storage.errors import UnsupportedLeafError
 
 app: Final = typer.Typer()
 
+_METRICS: Final = "metrics"  # Orbax's item of metrics, which are shown as such
+_JSON_SHOWN: Final = 300  # characters
 _REFUSED: Final = (413, 422)
 _TITLES: Final = ("item", "path", "dtype", "shape", "size", "sharding")
 _STATISTICS: Final = ("min", "max", "mean", "std", "zeros", "nan", "infinite")
@@ -77,7 +80,7 @@ def show(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show one checkpoint: labels, metrics, leaves, sharding.
+    """Show one checkpoint: labels, metrics, JSON items, leaves, sharding.
 
     On a terminal, numbered layers that are alike share one branch. The command reads only the
     index, unless --stats asks for values. It reads a store URI or path in the store itself.
@@ -87,16 +90,18 @@ def show(
         noted = step.noted()
         tensors = list(step.tensors(item, prefix))
         statistics = _statistics(step, tensors) if stats else {}
+        json_items = {} if prefix else _json_items(step, noted, tensors, item)
     if json:
         print_document(
             {
                 "checkpoint": noted.model_dump(mode="json"),
                 "tensors": [tensor.model_dump(mode="json") for tensor in tensors],
                 "statistics": [tensor.model_dump(mode="json") for tensor in statistics.values()],
+                "json": json_items,
             }
         )
         return
-    for name, value in _lines(noted):
+    for name, value in (*_lines(noted), *_json_lines(json_items)):
         console.print(f"{name}: {readable(value)}", soft_wrap=True)
     if console.is_terminal:
         for tree in _trees(tensors, statistics):
@@ -104,6 +109,30 @@ def show(
     else:
         titles = _TITLES + (_STATISTICS if stats else ())
         print_table(console, titles, (_row(tensor, statistics, stats) for tensor in tensors))
+
+
+def _json_items(
+    step: Step, noted: Checkpoint, tensors: list[Tensor], item: str | None
+) -> dict[str, Any]:
+    """Return the step's JSON items that hold something, by name; print an error for a large one."""
+    names = {*noted.items} - {tensor.item for tensor in tensors} - {_METRICS}
+    json_items = {}
+    for name in sorted(names if item is None else names & {item}):
+        try:
+            content = step.json_item(name)
+        except DownloadError as error:
+            errors.print(str(error), soft_wrap=True, markup=False)
+            continue
+        if content:
+            json_items[name] = content
+    return json_items
+
+
+def _json_lines(json_items: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, content in json_items.items():
+        text = dumps(content, ensure_ascii=False)
+        rest = f"… ({len(text)} characters; --json prints all)" if len(text) > _JSON_SHOWN else ""
+        yield f"{readable(name)} (JSON)", text[:_JSON_SHOWN] + rest
 
 
 def _statistics(step: Step, tensors: list[Tensor]) -> Statistics:

@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from cairn.service.actions.caches import OpenStep, StepCache
 from cairn.service.actions.diffs import DiffSelection, DiffSide, diff_steps
 from cairn.service.actions.plans import plan_step
+from cairn.service.actions.step_meta import read_meta
 from cairn.service.actions.tensors import item_of, list_tensors, statistics_of, tensor_values
 from cairn.service.catalog.step_records import verification_of
 from cairn.service.client.whole_file import whole_file
+from cairn.service.errors import DownloadError
 from cairn.service.schemas import (
     Checkpoint,
     PlanRequest,
@@ -20,6 +22,7 @@ from cairn.service.schemas import (
     TensorStatistics,
     TensorValues,
 )
+from cairn.storage.arrays.orbax_tree import META_ITEM
 from cairn.storage.reading.tensor_parts import TensorPart
 from cairn.storage.runs.annotate import annotation_of
 from cairn.storage.runs.resolution import resolve_checkpoint
@@ -73,6 +76,16 @@ class StoredStep:
             page, more = list_tensors(self._open, item=item, prefix=prefix, after=after, limit=1000)
             yield from page
             after += len(page)
+
+    def json_item(self, item: str) -> Any:
+        """Return a JSON item of the step; None if it has no such item."""
+        step = self._open
+        meta, plain = read_meta(step), step.manifest.plain
+        if meta.is_too_large:
+            raise DownloadError(f"{step.uri}: {meta.nbytes} bytes of JSON. Download its files.")
+        if plain is None or {*plain.json_files} == {META_ITEM}:
+            return meta.tree if item == META_ITEM else None
+        return meta.tree.get(item)
 
     def values(self, path: str, item: str | None, part: str) -> TensorValues:
         """Read the values of a leaf, or of a part of it."""

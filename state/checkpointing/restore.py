@@ -304,6 +304,16 @@ def _opened(step: Step) -> CheckpointReader:
 def _arrays(reader: CheckpointReader, item: str, where: object) -> ItemArrays:
     is_json = item == META_ITEM and not reader.is_adopted
     arrays = None if is_json else reader.arrays(item)
+    if arrays is None and item in reader.names():
+        place = f"meta()[{item!r}]" if item in reader.meta() else "meta()"
+        raise NotFoundError(
+            "the item is JSON",
+            path=where,
+            expected="an item with a tree",
+            found=f"item {item!r}, which is JSON",
+            next_step=f'Leave it out of the target; CheckpointReader.open("RUN/steps/N").{place} '
+            "reads it.",
+        )
     if arrays is None:
         raise NotFoundError(
             "no such item",

@@ -1,16 +1,19 @@
 """The part of the HTTP client that lists and downloads the files of checkpoints."""
 
+import json
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
+from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cairn.service.client.asynchronous.checked_file import fetch_checked, is_as_recorded
 from cairn.service.client.asynchronous.download import blocks
 from cairn.service.client.asynchronous.tensors import AsyncTensorsConnection
 from cairn.service.client.protocol.paths import DEFAULT_ROOT, file_path, plain_parts, step_path
-from cairn.service.errors import DownloadError
+from cairn.service.errors import DownloadError, ProblemResponseError
 from cairn.service.schemas import StepFile, StepFileList
+from cairn.storage.arrays.orbax_tree import JSON_FILES
 from cairn.storage.counts import count_text
 
 _SUMMED_BYTES: Final = 1 << 20
@@ -43,6 +46,48 @@ class AsyncStepFilesConnection(AsyncTensorsConnection):
             for file in page.files:
                 if file.name.startswith(prefix):
                     yield file
+
+    async def json_item(
+        self,
+        run: str,
+        step: int,
+        item: str,
+        *,
+        max_bytes: int = 1 << 20,
+        root: str = DEFAULT_ROOT,
+    ) -> Any:
+        """Return a JSON item of a checkpoint, such as `meta`; None if it has no such item.
+
+        Args:
+            run: Name of the run.
+            step: A listed step.
+            item: Name of the item.
+            max_bytes: Largest size of the item.
+            root: Name of the run's root.
+
+        Raises:
+            DownloadError: The item is larger, or is no JSON.
+            ProblemResponseError: The item is damaged in the store.
+        """
+        for name in JSON_FILES:
+            path, content = file_path(root, run, step, f"{item}/{name}"), b""
+            try:
+                async for block in blocks(self._http, path, 0):
+                    content += block
+                    if len(content) > max_bytes:
+                        raise DownloadError(
+                            f"{run}, step {step}: item {item} is more than {max_bytes} bytes of "
+                            "JSON. Download its file."
+                        )
+            except ProblemResponseError as exc:
+                if exc.status == HTTPStatus.NOT_FOUND:
+                    continue
+                raise
+            try:
+                return json.loads(content)
+            except ValueError as exc:
+                raise DownloadError(f"{run}, step {step}: item {item} is no JSON: {exc}") from exc
+        return None
 
     async def download_step(
         self,

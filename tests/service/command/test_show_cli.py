@@ -5,6 +5,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 import cairn
@@ -14,6 +15,7 @@ from tests.service.commands import cairn_here, cairn_on_a_terminal
 from tests.service.planes import running_plane
 
 KERNEL = np.arange(24, dtype=np.float32).reshape(4, 6)
+NOTES = {"author": "me", "long": "x" * 400}
 HOSTILE = "a\x1b[2J[red]b"
 
 
@@ -28,6 +30,10 @@ def run(tmp_path_factory):
         optimizer = {"count": np.int32(1)}
         items = {"model": model, "optimizer": optimizer}
         checkpointer.save(3, items, meta={}, labels={"eval": HOSTILE}).wait()
+    with ocp.CheckpointManager(folder / "store" / "theirs") as theirs:
+        items = {"notes": ocp.args.JsonSave(NOTES), "state": ocp.args.StandardSave({"w": KERNEL})}
+        theirs.save(4, args=ocp.args.Composite(**items))
+    cairn.adopt(folder / "store" / "theirs", folder / "store" / "imported")
     run = Run.open(str(folder / "store" / "run"))
     cairn.promote_step(run, 3, "production", expect=None)
     cairn.annotate(f"{run.uri}/steps/3", metrics={"loss": 0.5}, better={"loss": "min"})
@@ -82,6 +88,24 @@ def test_json_is_the_checkpoint_and_its_leaves(ask):
     assert Checkpoint.model_validate(found["checkpoint"]).aliases == ["production"]
     assert [one["path"] for one in found["tensors"]] == ["layers/0/bias", "layers/0/kernel"]
     assert [one["max"] for one in found["statistics"]] == [5.0, 23.0]
+
+
+@pytest.mark.parametrize("where", ["server", "store"])
+def test_json_items_of_an_imported_step_and_its_owners_folder_are_shown(where, run, url):
+    name = "imported" if where == "server" else f"{run.uri.parent}/imported"
+    step = f"{name}/steps/4"
+    shown = dict(
+        line.split(": ", 1)
+        for line in cairn_here("show", step, url=url).stdout.splitlines()[:12]
+        if ": " in line
+    )
+    assert shown["folder"] == f"{run.uri.parent}/theirs/4"
+    assert shown["notes (JSON)"].startswith('{"author": "me", "long": "xxx')
+    assert shown["notes (JSON)"].endswith("(428 characters; --json prints all)")
+    found = json.loads(cairn_here("show", step, "--json", url=url).stdout)
+    assert found["json"] == {"notes": NOTES}
+    found = json.loads(cairn_here("show", step, "--json", "--item", "state", url=url).stdout)
+    assert (found["json"], [one["path"] for one in found["tensors"]]) == ({}, ["w"])
 
 
 def test_a_terminal_gets_a_tree_in_which_like_layers_are_one_branch(url):

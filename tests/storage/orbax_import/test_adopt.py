@@ -242,6 +242,9 @@ def test_json_and_metrics_go_with_the_step(tmp_path):
     info = run.latest()
     reader = CheckpointReader.open(run.step_uri(info), run.manifest(info))
     assert reader.meta() == {"data": {"position": 1}}
+    with pytest.raises(NotFoundError, match="the item is JSON") as caught:
+        load(run.uri, {"data": {"position": 1}})
+    assert "CheckpointReader.open(\"RUN/steps/N\").meta()['data']" in caught.value.next_step
     adopt(tmp_path / "scored")
     target = {"state": {"w": np.zeros((4, 4), np.float32)}}
     found = load(tmp_path / "scored.cairn", target, step="best:loss:min")
