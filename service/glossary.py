@@ -49,6 +49,14 @@ GLOSSARY: Final[Mapping[str, str]] = {
 _STATES: Final = {"in_flight": "saving", "listed": "available", "trashed": "in trash"}
 
 
+_TRAINERS: Final = {"maxtext": "MaxText", "tunix": "Tunix"}
+
+
+def trainer_label(trainer: str) -> str:
+    """Return the name of a trainer as it writes it itself, such as "MaxText" for `maxtext`."""
+    return _TRAINERS.get(trainer, trainer)
+
+
 def state_label(state: str) -> str:
     """Return the label of a state for people, such as "saving" for `in_flight`."""
     return _STATES.get(state, state.replace("_", " "))

@@ -1,5 +1,6 @@
-"""`cairn adopt`: lists checkpoints of plain Orbax in a run, without copying them."""
+"""`cairn adopt`: imports checkpoints of plain Orbax as a run, without copying them."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from json import loads
 from pathlib import Path
@@ -11,6 +12,7 @@ from cairn.service.command.failures import ExitStatus
 from cairn.service.command.options import console, errors
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
+from cairn.service.glossary import trainer_label
 
 if TYPE_CHECKING:
     from cairn.storage.orbax_import.adopt import Adoption  # imports TensorStore
@@ -51,7 +53,7 @@ def adopt(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """List the checkpoints of plain Orbax in a run.
+    """Import checkpoints of plain Orbax as a run.
 
     The files stay where they are. The command reads each checkpoint once, and never changes
     anything in FOLDER. A later call adds new checkpoints, and names those that were removed or
@@ -87,14 +89,40 @@ def _list_adoption(adoption: "Adoption", folder: str) -> None:
     if not states:
         errors.print("No step is listed.")
         return
-    from cairn.storage.store.disk.confinement import is_within  # imports TensorStore
+    for line in _next_steps(adoption, folder):
+        errors.print(line, soft_wrap=True, markup=False)
+
+
+def _next_steps(adoption: "Adoption", folder: str) -> Iterator[str]:
+    # These import TensorStore.
+    from cairn.interop.weights.export import trainer_of
+    from cairn.service.jobs.kinds.trainer_settings import settings_beside
+    from cairn.storage.runs.run import Run
+    from cairn.storage.store.disk.confinement import is_within
     from cairn.storage.store.uri import parse_uri
 
-    errors.print(f"The run is {adoption.run}", soft_wrap=True, markup=False)
-    if not is_within(parse_uri(folder), [adoption.run.parent]):
-        errors.print(
+    yield f"The run is {adoption.run}"
+    yield f"Its steps: cairn checkpoints {str(adoption.run).removeprefix('file://')}"
+    steps = (*adoption.adopted, *adoption.kept)
+    if not steps:
+        return
+    run = Run.open(adoption.run)
+    manifest = run.manifest(run.step(max(steps)))
+    trainer, opened = trainer_of(manifest), parse_uri(folder)
+    address, config = f"{run.uri.name}/steps/{max(steps)}", " --config FILE"
+    if trainer is not None:
+        settings, place = settings_beside(run, manifest)
+        if settings is not None:
+            config, beside = "", parse_uri(place).parent
+            opened = opened if is_within(beside, [opened]) else beside
+    if not is_within(opened, [adoption.run.parent]):
+        shown = folder if opened == parse_uri(folder) else str(opened).removeprefix("file://")
+        yield (
             f"A server of {adoption.run.parent} opens its files with: cairn serve --adopt-from "
-            f"{folder}",
-            soft_wrap=True,
-            markup=False,
+            f"{shown}"
+        )
+    if trainer is not None:
+        yield (
+            f"{trainer_label(trainer)} stored them. A server exports them: cairn convert "
+            f"{address}{config}"
         )

@@ -80,10 +80,11 @@ def show(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show one checkpoint: labels, metrics, JSON items, leaves, sharding.
+    """Show one checkpoint: labels, metrics, leaves, sharding.
 
     On a terminal, numbered layers that are alike share one branch. The command reads only the
-    index, unless --stats asks for values. It reads a store URI or path in the store itself.
+    index and JSON items, unless --stats asks for values. It reads a store URI or path in the store
+    itself.
     """
     with Client(url) as client:
         step = opened(client, checkpoint, root)

@@ -179,7 +179,7 @@ class CheckpointReader:
             StoreUnavailableError: the store gives no answer.
         """
         step_uri = step if isinstance(step, StoreURI) else parse_uri(step)
-        if manifest is None:
+        if manifest is None and step_uri.confinement is None:
             step_uri, manifest = _named(step, step_uri)
         if manifest is None:
             try:

@@ -147,10 +147,12 @@ OPENINGS: Final = {
     "storage/reading/reader.py": {
         "CheckpointReader.__init__: ObjectStore": CONFINED,
         "CheckpointReader.open: open_files": CONFINED,
+        "CheckpointReader.open: parse_uri": GIVEN,
         "CheckpointReader._open: ObjectStore": CONFINED,
         "CheckpointReader._open: open_files": CONFINED,
         "CheckpointReader._file: ObjectStore": CONFINED,
         "_no_checkpoint: open_files": CONFINED,
+        "manifest_at: ObjectStore.open": CONFINED,
     },
     "storage/reading/remote_shards.py": {
         "RangeReads._files: ts.KvStore.open": BUCKET,

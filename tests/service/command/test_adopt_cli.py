@@ -15,6 +15,7 @@ from tests.plain_orbax import manager
 from tests.service.commands import cairn_here
 from tests.service.planes import running_plane
 from tests.storage.orbax_import.folders import everything
+from tests.trainers.kept import kept, store
 
 PATHS = {
     r"state/params/transformer/wte": "model/embed_tokens/embedding",
@@ -173,6 +174,27 @@ def test_no_verb_changes_what_is_its_owners(url, root):
     assert everything(theirs) == before
     assert cairn_here("adopt", str(theirs), "--run", f"{root}/afresh").returncode == 0
     assert everything(theirs) == before
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_an_import_ends_with_what_to_do_next(tmp_path, beside):
+    name = "maxtext-llama3.1-scanned"
+    store(name, tmp_path / "out" / "checkpoints")
+    if beside:
+        lines = (f"{key}: {json.dumps(value)}" for key, value in kept(name)[1].items())
+        (tmp_path / "out" / "config.yml").write_text("\n".join(lines))
+    run = tmp_path / "runs" / "tiny"
+    done = cairn_here("adopt", f"{tmp_path}/out/checkpoints", "--run", str(run))
+    assert done.returncode == 0, done.stderr
+    opened = f"{tmp_path}/out" if beside else f"{tmp_path}/out/checkpoints"
+    assert done.stderr.splitlines() == [
+        f"The run is file://{run}",
+        f"Its steps: cairn checkpoints {run}",
+        f"A server of file://{run.parent} opens its files with: cairn serve --adopt-from {opened}",
+        "MaxText stored them. A server exports them: cairn convert tiny/steps/1"
+        + ("" if beside else " --config FILE"),
+    ]
+    assert cairn_here("checkpoints", str(run), url="http://127.0.0.1:1").returncode == 0
 
 
 def test_a_map_that_does_not_make_the_model_names_every_leaf(root, tmp_path):

@@ -14,6 +14,7 @@ from cairn.service.dashboard.damage import damage_job, newest_sound
 from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.requests import StepRequestDependency
 from cairn.service.errors import NotReadyError
+from cairn.service.glossary import trainer_label
 from cairn.service.schemas import Operation
 from cairn.storage.errors import SourceRefusedError
 from cairn.storage.store.disk.confinement import source_folder
@@ -21,8 +22,6 @@ from cairn.storage.store.disk.confinement import source_folder
 LOOKED_THROUGH: Final = 200
 """Number of newest operations that are searched for those of the step."""
 SHOWN: Final = 8
-
-_TRAINERS: Final = {"maxtext": "MaxText", "tunix": "Tunix"}
 
 router: Final = page_router()
 store_router: Final = page_router(StorePage)
@@ -63,7 +62,7 @@ def export_part(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
         "step/export.html",
         checkpoint=checkpoint,
         stored_by=stored_by,
-        trainer=stored_by and _TRAINERS.get(stored_by.trainer, stored_by.trainer),
+        trainer=stored_by and trainer_label(stored_by.trainer),
         command=snippets.convert_command(
             checkpoint, needs_config=stored_by is not None and not stored_by.has_settings
         ),
