@@ -37,11 +37,11 @@ DOCUMENTED: list[tuple[str, str, str]] = [
     ("*multiple_items*", _UNKNOWN_ITEM + "arr: Array", "`StandardSave`, `PyTreeSave`, `JsonSave`"),
     ("*file_format*", _FALSE, "Names of step folders, atomicity and deletion threads"),
     ("*configure_atomicity", _FALSE, "Names of step folders, atomicity and deletion threads"),
-    ("*directory_creation", _FALSE, "The folder is made by the first save"),
+    ("*directory_creation", _FALSE, "The first save creates the folder"),
     (
         "*root_metadata_does_not_overwrite",
         _OTHER_METADATA,
-        "The folder is made by the first save",
+        "The first save creates the folder",
     ),
     (
         "*save_root_metadata_disabled",
@@ -51,12 +51,12 @@ DOCUMENTED: list[tuple[str, str, str]] = [
     (
         "*legacy_metadata_file",
         _NOT_A_RUN,
-        "already holds plain Orbax checkpoints",
+        "already contains plain Orbax checkpoints",
     ),
     (
         "*::test_delete",
         "StepInUseError: the step is in use",
-        "and the latest, from which a job would go on",
+        "and the latest, from which a job would resume",
     ),
     ("*max_to_keep_zero?", _UNEXPECTED, "The latest step, steps that an alias names"),
     (
@@ -67,35 +67,35 @@ DOCUMENTED: list[tuple[str, str, str]] = [
     (
         "*args_mismatch_item_handlers",
         _NOT_RAISED,
-        "only tell what each item is",
+        "only define the kind of each item",
     ),
     (
         "*no_handlers_and_default_item*",
         _HAS_METADATA,
-        "also by a manager that has not met the item",
+        "even if the manager has not seen the item",
     ),
     *(
-        (name, _NOT_RAISED, "also by a manager that has not met the item")
+        (name, _NOT_RAISED, "even if the manager has not seen the item")
         for name in ("*args_handler_unspecified", "*args_with_step_metadata")
     ),
     ("Composite*::test_metadata", "has no attribute 'typestr'$", "`item_handlers` is None"),
-    ("Json*", _FALSE, "It lies in the step's own item `meta`"),
+    ("Json*", _FALSE, "It is stored in the step's own item `meta`"),
     *(
         (name, "found state: transforms;", "`transforms` are refused")
         for name in ("*transform*", "*partial_restore?")
     ),
     *(
-        (name, _NO_TEXT, "a tree's leaves are arrays and numbers, no text")
+        (name, _NO_TEXT, "tree's leaves are arrays and numbers, no text")
         for name in ("*mixed*", "*strings?", "*unsupported_type", "*other_than_jax_array?")
     ),
     ("*masked_shape*", _NOT_STORED, "Leaves that are missing, unexpected or of another shape"),
-    ("*unexpected_keys*", _NOT_STORED, "that it names and that is not stored is an error"),
+    ("*unexpected_keys*", _NOT_STORED, "a leaf in the target that is not stored is an error"),
     (
         "*change_shape*",
         r"expected shape \(4,\), stored \(8,\)",
-        "`strict=False` where shapes differ",
+        "`strict=False` with different shapes",
     ),
-    ("*reshape_*", "to be cut or padded to shape", "`strict=False` where shapes differ"),
+    ("*reshape_*", "to be cut or padded to shape", "`strict=False` with different shapes"),
     (
         "*cast_scalar",
         "expected a Python float, stored dtype int64",
@@ -157,6 +157,6 @@ INTERNAL: list[tuple[str, str, str]] = [
 
 REFUSED: list[tuple[str, str, str]] = [
     ("*", "refused: a tree that is one leaf:", "A tree that is one leaf, as v1 can save it"),
-    ("*", "refused: trees that nothing describes:", "or lack what describes an item"),
+    ("*", "refused: trees that nothing describes:", "or lack the description of an item"),
 ]
 """Of folders that are not imported: the reason is a part of docs/howto/adopt.md."""
