@@ -162,9 +162,9 @@ class CheckpointReader:
         """Return a reader of a step, by its address or its folder.
 
         Args:
-            step: "run/steps/N" or "run@alias"; or a folder, such as `Run.step_uri` of a step: an
-                Orbax checkpoint, which holds `commit_success.txt`, or what a run keeps of an
-                imported step.
+            step: "run/steps/N", "run@alias" or "run@latest"; or a folder, such as `Run.step_uri` of
+                a step: an Orbax checkpoint, which holds `commit_success.txt`, or what a run keeps
+                of an imported step.
             manifest: the step's manifest. With it, leaves are listed without opening them, and
                 stored data is checked against it. If it has an index, only the index and the
                 requested data are read. Otherwise all files except the large ones of values are
@@ -742,7 +742,7 @@ def _named(
 ) -> tuple[StoreURI, Manifest | None]:
     """Return the folder and the manifest of a step; no manifest if the address is a folder's."""
     ref = parse_ref(address)
-    if (ref.step, ref.alias, ref.best) == (None, None, None):
+    if (ref.step, ref.run) == (None, folder):
         return folder, None
     try:
         run, info = resolve_checkpoint(address)

@@ -587,7 +587,12 @@ def test_an_imported_step_is_read_by_its_folders_and_by_its_address(tmp_path):
     run = Run.open(adopt(tmp_path / "old").run)
     promote_step(run, 5, "best-yet", expect=None)
     info = run.step(5)
-    named = (f"{tmp_path}/old.cairn/steps/5", tmp_path / "old.cairn/steps/5", f"{run.uri}@best-yet")
+    named = (
+        f"{tmp_path}/old.cairn/steps/5",
+        tmp_path / "old.cairn/steps/5",
+        f"{run.uri}@best-yet",
+        f"{tmp_path}/old.cairn@latest",
+    )
     folders = (run.step_uri(info), run.orbax_uri(info), str(run.step_uri(info)))
     for place in (*named, *folders, parse_uri(f"{run.uri}/steps/5")):
         reader = CheckpointReader.open(place)
