@@ -79,11 +79,13 @@ def _published(
     refuse_damaged(stored_run, info)
     published = published_exports(stored_run.objects, info.step, info.attempt, convert.KIND)
     of_step = [export for export in published if export.source == info.manifest_digest]
-    exports = [export for export in of_step if export.options == options]
+    # Earlier rules may have written other bytes, even wrong ones: their exports are made again.
+    present = [export for export in of_step if export.rule_version >= convert.RULE_VERSION]
+    exports = [export for export in present if export.options == options]
     if exports:
-        # An export of an earlier version stays at its address until it is made again.
         return stored_run, info, max(exports, key=lambda export: export.rule_version)
-    raise _missing(stored_run, info, root, body, _listed(of_step))
+    earlier = ", and exports by the rules of an earlier version" * (len(of_step) > len(present))
+    raise _missing(stored_run, info, root, body, f"{_listed(present)}{earlier}")
 
 
 def _listed(exports: Sequence[ExportManifest]) -> str:

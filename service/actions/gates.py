@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from cairn.service.errors import GateRefusedError
+from cairn.service.jobs.kinds import convert
 from cairn.service.settings import Gate
 from cairn.storage.runs.annotate import annotation_of
 from cairn.storage.runs.records.annotations import Annotation
@@ -25,8 +26,6 @@ WEBHOOK_SECONDS: Final = 10.0
 
 WEBHOOK_BYTES: Final = 64 << 10
 """Largest size of a webhook's answer, in bytes."""
-
-CONVERT: Final = "convert"
 
 
 @dataclass(frozen=True)
@@ -126,10 +125,14 @@ def _is_exported(candidate: Candidate) -> bool:
     """Return whether an export of this step was published, with its files checked."""
     info = candidate.info
     try:
-        exports = published_exports(candidate.run.objects, info.step, info.attempt, CONVERT)
+        exports = published_exports(candidate.run.objects, info.step, info.attempt, convert.KIND)
     except UNREADABLE:
         return False
-    return any(export.source == info.manifest_digest for export in exports)
+    # As at the address of an export: those by earlier rules are to be made again.
+    return any(
+        export.source == info.manifest_digest and export.rule_version >= convert.RULE_VERSION
+        for export in exports
+    )
 
 
 def _webhook_refusal(url: str, candidate: Candidate) -> dict[str, str] | None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cairn import Run, open_files, parse_uri
+from cairn.service.jobs.kinds import convert
 from cairn.storage.runs.annotate import note_verified
 from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.safetensors.reader import read_header, read_tensor
@@ -305,6 +306,16 @@ def test_export_has_an_address_by_run_checkpoint_and_options(http, store):
     assert http.get(odd.format("nobody")).json()["type"].endswith("alias-not-found")
     assert http.get(odd.format("7")).json()["type"].endswith("step-not-found")
     assert http.get(odd.format("1") + "?dtype=int3").status_code == 422
+
+
+def test_export_by_earlier_rules_is_not_at_its_address(http, monkeypatch):
+    address = "/v1/roots/default/runs/llama/exports/2"
+    done(http, "/v1/roots/default/runs/llama/checkpoints/2:convert", {})
+    assert http.get(address).status_code == 200
+    monkeypatch.setattr(convert, "RULE_VERSION", convert.RULE_VERSION + 1)
+    answer = http.get(address)
+    assert answer.status_code == 404
+    assert "exports by the rules of an earlier version" in answer.json()["found"]
 
 
 def test_export_of_a_damaged_step_is_not_at_its_address(http, store):

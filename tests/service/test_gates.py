@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cairn import Damage, Settings, SettingsError, annotate_step, create_app
+from cairn.service.jobs.kinds.convert import RULE_VERSION
 from cairn.service.settings import load_settings
 from cairn.storage.runs.annotate import note_verified
 from cairn.storage.runs.records.exports import ExportFile, ExportKey, ExportManifest, publish_export
@@ -100,7 +101,7 @@ def move(http, step):
     return http.post(path, json={"alias": "production"}, headers={"If-Match": '"1"'})
 
 
-def export(run, step, source=None):
+def export(run, step, source=None, rules=RULE_VERSION):
     info = run.step(step)
     identity = {
         "step": step,
@@ -108,7 +109,7 @@ def export(run, step, source=None):
         "kind": "convert",
         "source": source or info.manifest_digest,
         "options": {},
-        "rule_version": 1,
+        "rule_version": rules,
     }
     manifest = ExportManifest(
         **identity,
@@ -119,9 +120,10 @@ def export(run, step, source=None):
     publish_export(run.objects, ExportKey.of(**identity), manifest)
 
 
-def test_an_export_of_another_step_does_not_count(run, gated):
+def test_an_export_of_another_step_or_by_earlier_rules_does_not_count(run, gated):
     export(run, 6)
     export(run, 3, source="sha256:" + "0" * 64)
+    export(run, 3, rules=RULE_VERSION - 1)
     with gated(PRODUCTION | {"exported": True}) as http:
         assert refused(promote(http)) == ["exported"]
         assert promote(http, 6).status_code == 200
