@@ -108,14 +108,15 @@ class Gate(ForAliases):
 
     Attributes:
         verified: Every byte must have been compared with what was saved, without damage since.
-        exported: The store must have a Hugging Face export of the step, with checked files.
+        exported: The store must have an export of the step with these options, with checked files;
+            True: with those of `cairn convert` without options.
         labels: Required texts by label; `*` is any text.
         metrics: Bounds by metric. NaN is outside all bounds.
         webhook: URL that gets a POST, and answers `{"allow": true}`, or false and a `reason`.
     """
 
     verified: bool = False
-    exported: bool = False
+    exported: bool | ConvertRequest = False
     labels: dict[str, str] = Field(default_factory=dict)
     metrics: dict[str, Bound] = Field(default_factory=dict)
     webhook: str | None = Field(default=None, pattern=r"^https?://[^\s@]+$")

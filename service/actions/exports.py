@@ -97,18 +97,20 @@ def _missing(
     run: Run, info: StepInfo, root: str, body: ConvertRequest, found: str
 ) -> ArtifactNotFoundError:
     name = run.uri.name
+    command = export_command(body, f"{root}/{name}/steps/{info.step}")
     return ArtifactNotFoundError(
         "no export with these options",
         path=f"{run.uri}/steps/{info.step}",
         expected=options_text(requested_options(body)),
         found=found,
-        next_step=f"Export it: `{_command(body, f'{root}/{name}/steps/{info.step}')}`, or POST "
+        next_step=f"Export it: `{command}`, or POST "
         f"/v1/roots/{root}/runs/{name}/checkpoints/{info.step}:convert with these options. Then "
         "ask again.",
     )
 
 
-def _command(body: ConvertRequest, step: str) -> str:
+def export_command(body: ConvertRequest, step: str) -> str:
+    """Return the command that makes an export of a step, whose address it takes."""
     changed: Mapping[str, Any] = body.model_dump(mode="json", exclude_defaults=True)
     words = ["cairn convert", step]
     for name, value in changed.items():

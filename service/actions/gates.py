@@ -5,14 +5,17 @@ A gate that cannot be judged refuses: an outage must not let a promotion pass.
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final
 
+from cairn.service.actions.convert import requested_options
+from cairn.service.actions.exports import export_command
 from cairn.service.errors import GateRefusedError
 from cairn.service.jobs.kinds import convert
+from cairn.service.schemas import ConvertRequest
 from cairn.service.settings import Gate
 from cairn.storage.runs.annotate import annotation_of
 from cairn.storage.runs.records.annotations import Annotation
@@ -113,15 +116,18 @@ def _refusals(gate: Gate, candidate: Candidate) -> Iterator[dict[str, str]]:
                 for side, limit in bound.model_dump(exclude_unset=True).items()
             )
             yield _refusal(f"metrics.{name}", f"metric {name} must be {expected}, it is {actual}")
-    if gate.exported and not _is_exported(candidate):
-        yield _refusal("exported", "not exported for PyTorch (run `cairn convert`)")
+    if gate.exported:
+        body = ConvertRequest() if gate.exported is True else gate.exported
+        if not _is_exported(candidate, requested_options(body)):
+            command = export_command(body, f"{candidate.run.uri.name}/steps/{candidate.info.step}")
+            yield _refusal("exported", f"not exported (run `{command}`)")
 
 
 def _refusal(gate: str, detail: str) -> dict[str, str]:
     return {"gate": gate, "detail": detail}
 
 
-def _is_exported(candidate: Candidate) -> bool:
+def _is_exported(candidate: Candidate, options: Mapping[str, Any]) -> bool:
     """Return whether an export of this step was published, with its files checked."""
     info = candidate.info
     try:
@@ -130,7 +136,9 @@ def _is_exported(candidate: Candidate) -> bool:
         return False
     # As at the address of an export: those by earlier rules are to be made again.
     return any(
-        export.source == info.manifest_digest and export.rule_version >= convert.RULE_VERSION
+        export.source == info.manifest_digest
+        and export.options == options
+        and export.rule_version >= convert.RULE_VERSION
         for export in exports
     )
 

@@ -146,19 +146,18 @@ def _existing_or_new(
     except ProblemResponseError as exc:
         if exc.problem.get("type") != "urn:cairn:problem:artifact-not-found":
             raise
+        missing = exc
     try:
         return _export(client, run, step, root, options)
     except ProblemResponseError as exc:
         if exc.status != HTTPStatus.FORBIDDEN:
             raise
         text = (
-            f"{run}/steps/{step} has no export with these options yet, and your key may not make "
-            'one. Have somebody with the scope "operate" run '
-            f"`cairn convert {root}/{run}/steps/{step}` with these options. A server with an "
-            "automation (CAIRN_AUTOMATIONS) exports each step that an alias moves to; the gate "
-            "`exported` lets no alias move before."
+            f"{missing.problem.get('detail')} Your key may not make it, which takes the scope "
+            '"operate". An automation (CAIRN_AUTOMATIONS) exports each step that an alias moves '
+            "to; the gate `exported` with these options lets no alias move before."
         )
-        raise ProblemResponseError({**exc.problem, "detail": text}, exc.status) from exc
+        raise ProblemResponseError({**missing.problem, "detail": text}, missing.status) from exc
 
 
 def _export(client: Client, run: str, step: int, root: str, options: Mapping[str, Any]) -> Artifact:

@@ -125,6 +125,7 @@ def pull_command(
     if config is not None:
         options["config"] = read_trainer_config(config)
     pulled_last: Checkpoint | None = None
+    is_watching = False
     place: tuple[Address, str] | None = None
     failure = ""
     pause = EVERY_SECONDS if every is None else every
@@ -137,6 +138,7 @@ def pull_command(
                 if pulled_last is None or (
                     (current.step, current.attempt) != (pulled_last.step, pulled_last.attempt)
                 ):
+                    pulled_last = None  # should this try fail, the next one makes good for it
                     pulled = pull(
                         client,
                         current.run,
@@ -151,7 +153,8 @@ def pull_command(
                     _say(pulled, json, said=not watch or pulled.changed)
                     if command is not None:
                         _execute(command, folder, pulled)
-                    if watch and pulled_last is None:
+                    if watch and not is_watching:
+                        is_watching = True
                         stays = f"Watching {checkpoint} for new steps; press Ctrl-C to stop."
                         errors.print(stays, soft_wrap=True, markup=False)
                 elif current.damaged is not None and pulled_last.damaged is None:
@@ -201,6 +204,7 @@ def _execute(command: str, folder: Path, pulled: Pulled) -> None:
         "PULLED_STEP": str(pulled.step),
         "PULLED_FOLDER": str(pulled.folder.absolute()),
     }
+    executed.unlink(missing_ok=True)  # should this fail, the command runs again for any version
     status = subprocess.run(
         command, shell=True, stdout=STDERR, env={**os.environ, **described}
     ).returncode

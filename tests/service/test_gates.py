@@ -10,7 +10,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cairn import Damage, Settings, SettingsError, annotate_step, create_app
+from cairn.service.actions.convert import requested_options
 from cairn.service.jobs.kinds.convert import RULE_VERSION
+from cairn.service.schemas import ConvertRequest
 from cairn.service.settings import load_settings
 from cairn.storage.runs.annotate import note_verified
 from cairn.storage.runs.records.exports import ExportFile, ExportKey, ExportManifest, publish_export
@@ -101,14 +103,14 @@ def move(http, step):
     return http.post(path, json={"alias": "production"}, headers={"If-Match": '"1"'})
 
 
-def export(run, step, source=None, rules=RULE_VERSION):
+def export(run, step, source=None, rules=RULE_VERSION, options=None):
     info = run.step(step)
     identity = {
         "step": step,
         "attempt": info.attempt,
         "kind": "convert",
         "source": source or info.manifest_digest,
-        "options": {},
+        "options": options or requested_options(ConvertRequest()),
         "rule_version": rules,
     }
     manifest = ExportManifest(
@@ -124,9 +126,14 @@ def test_an_export_of_another_step_or_by_earlier_rules_does_not_count(run, gated
     export(run, 6)
     export(run, 3, source="sha256:" + "0" * 64)
     export(run, 3, rules=RULE_VERSION - 1)
+    gguf = ConvertRequest(format="gguf", dtype="q8_0")
+    export(run, 3, options=requested_options(gguf))
     with gated(PRODUCTION | {"exported": True}) as http:
         assert refused(promote(http)) == ["exported"]
         assert promote(http, 6).status_code == 200
+    with gated(PRODUCTION | {"exported": {"format": "gguf", "dtype": "q8_0"}}) as http:
+        assert refused(move(http, 6)) == ["exported"]
+        assert move(http, 3).status_code == 200
 
 
 def test_damage_found_later_refuses_the_step_whatever_the_gates_are(run, gated):

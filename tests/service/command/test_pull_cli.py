@@ -111,6 +111,10 @@ def test_a_command_runs_once_for_each_version_that_is_served(saved, client, tmp_
     for step in (1, 1, 2):
         assert pull_with(show, step).returncode == 0
     assert told.read_text() == "1\n2\n"
+    # Back after a version that does not start: the command has to run again.
+    assert pull_with("exit 3", 1).returncode != 0
+    assert pull_with(show, 2).returncode == 0
+    assert told.read_text() == "1\n2\n2\n"
 
 
 def test_a_folder_may_serve_one_file_for_llama_cpp(saved, client, tmp_path):
@@ -146,9 +150,10 @@ def test_an_export_that_exists_is_pulled_with_a_key_that_may_read(saved, client,
     same(tmp_path / "a", saved[1], 2)
     new = ("pull", "llama/steps/2", str(tmp_path / "b"), "--max-shard-size", "14KB")
     refused = cairn_here(*new, **asked)
-    assert (refused.returncode, (tmp_path / "b").exists()) == (5, False)
-    assert "llama/steps/2 has no export with these options yet" in refused.stderr
-    assert "`cairn convert default/llama/steps/2`" in refused.stderr
+    assert (refused.returncode, (tmp_path / "b").exists()) == (3, False)
+    assert "expected max_shard_size=14kB, found exports with default options" in refused.stderr
+    assert "`cairn convert default/llama/steps/2 --max-shard-size 14KB --watch`" in refused.stderr
+    assert "Your key may not make it" in refused.stderr
 
 
 def test_artifacts_of_a_step_are_listed(saved, client):
@@ -285,6 +290,20 @@ def test_somebodys_own_link_called_current_is_left_alone(saved, client, tmp_path
     with pytest.raises(PullError, match=f"found one to {own}"):
         pull(client, "llama", 1, tmp_path / "models", root="default", options={})
     assert (tmp_path / "models" / "current").readlink() == own
+
+
+def test_a_watch_goes_back_after_a_version_that_does_not_start(saved, client, tmp_path):
+    url = saved[0]
+    program = [sys.executable, "-m", "cairn", "pull", "llama@production", str(tmp_path / "models")]
+    program += ["--watch", "--every", "0.1s", "--exec", "[ $PULLED_STEP = 2 ]", "--url", url]
+    move(client, 2)
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith("llama/steps/2: ")
+        for step in (1, 2):
+            move(client, step)
+            assert process.stdout.readline().startswith(f"llama/steps/{step}: ")
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
 
 
 def test_a_watch_outlives_a_server_that_goes_away(tmp_path):
