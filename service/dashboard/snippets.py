@@ -95,10 +95,11 @@ def artifact_code(artifact: Artifact) -> str:
 def fetch_command(artifact: Artifact, origin: str) -> str:
     """Return the command that downloads the files of an artifact from this server.
 
-    An export is pulled with its own options, which find the same artifact again; any other file is
-    fetched by its address.
+    An export is pulled with its own options, which find the same artifact again. Files of others,
+    and of those that were made with a trainer's config or logits, are fetched by their addresses.
     """
-    if artifact.kind is OperationKind.CONVERT:
+    changed = [name for name, value in artifact.options.items() if value != _DEFAULTS.get(name)]
+    if artifact.kind is OperationKind.CONVERT and _OPTIONS_OF_PULL.keys() >= {*changed}:
         address = f"{artifact.run}/steps/{artifact.step}"
         options: list[str] = []
         for name, value in artifact.options.items():

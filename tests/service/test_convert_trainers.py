@@ -75,6 +75,9 @@ def test_an_export_is_held_against_the_logits_of_the_trainers_own_model(http, ro
     operation = done(http, OTHER, {"reference_logits": str(root / "beside/reference.npz")})
     assert operation["result"]["map"] == "maxtext, scanned along axis 1, gemma2"
     assert "unproved" not in operation["result"]
+    assert "agree with the trainer's: " in operation["result"]["logits"]
+    assert "rounds the tied head to bfloat16" in operation["result"]["logits"]
+    assert http.get(f"/artifacts/{operation['result']['artifact_id']}").status_code == 200
     report = report_of(http, operation)
     assert report["reference"]["file"].endswith("reference.npz")
     assert report["reference"]["head_dtype"] == "bfloat16"

@@ -25,6 +25,7 @@ from cairn.interop.weights.weight_files import INDEX_FILE
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result
 from cairn.service.jobs.kinds.export_job import (
+    Checked,
     ExportContent,
     abandon_export,
     leave_export,
@@ -56,6 +57,10 @@ NO_TOKENIZER: Final = (
     "none: the step was saved without tokenizer files, which an endpoint such as transformers "
     "serve needs. from_pretrained(FOLDER) brings those of the folder along, "
     "DecoderConfig(tokenizer_files=...) others."
+)
+NO_TOKENIZER_OF_TRAINERS: Final = (
+    "none: trainers store no tokenizer with a step. Load it from the folder of the model that was "
+    "trained, or copy its files into a copy of the export for an endpoint that needs them there."
 )
 _TOKENIZERS: Final = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json"})
 
@@ -212,7 +217,7 @@ def _plan(
     if settings is not None:
         assets[GENERATION_FILE] = settings
     if not _TOKENIZERS & assets.keys():
-        notes["tokenizer"] = NO_TOKENIZER
+        notes["tokenizer"] = NO_TOKENIZER if mapped is None else NO_TOKENIZER_OF_TRAINERS
     small = {**assets, **own}
     return ExportContent(shards, {"format": "pt"}, small, finite=finite, notes=notes)
 
@@ -235,14 +240,29 @@ def _as_invalid_request() -> Iterator[None]:
         raise InvalidRequestError(str(exc), extra=members_of(exc)) from exc
 
 
+def _logits_notes(report: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a comparison of logits found, as an entry of the result; it has not failed."""
+    if "relative_difference" not in report:
+        return {}
+    by = "the trainer's" if "reference" in report else "the checkpoint's"
+    note = (
+        f"agree with {by}: {report['relative_difference']:.2g} of the largest, at most "
+        f"{report['tolerance']:.2g}"
+    )
+    if report.get("reference", {}).get("head_dtype"):
+        note += (
+            f"; as the trainer's forward pass does, the check rounds the tied head to "
+            f"{report['reference']['head_dtype']}, the files are not rounded"
+        )
+    return {"logits": note}
+
+
 def _run(context: JobContext, request: Request) -> Result:
     options = request["options"]
     if not options.get("check_logits", False):
         return run_export(context, request, _plan)
 
-    def check(
-        context: JobContext, step: StoreURI, folder: StoreURI, manifest: Manifest
-    ) -> dict[str, bytes]:
+    def check(context: JobContext, step: StoreURI, folder: StoreURI, manifest: Manifest) -> Checked:
         run = Run.open(step.parent.parent)
         mapped = _mapped(run, manifest, options)
         config = stored_config(manifest) if mapped is None else mapped.config
@@ -256,8 +276,8 @@ def _run(context: JobContext, request: Request) -> Result:
             head_rounding=None if mapped is None else mapped.head_rounding,
             is_renamed=manifest.plain is not None,
         )
-        compared = comparison.report(context)
-        return {REPORT_FILE: _json(compared)}
+        report = comparison.report(context)
+        return Checked({REPORT_FILE: _json(report)}, _logits_notes(report))
 
     return run_export(context, request, _plan, check)
 

@@ -107,8 +107,23 @@ class ExportContent:
 
 
 Planner = Callable[[Run, Manifest, CheckpointReader, Mapping[str, Any]], ExportContent]
-Check = Callable[[JobContext, StoreURI, StoreURI, Manifest], Mapping[str, bytes]]
-"""Check of the written files; it raises if they are wrong, and returns more files by name.
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Outcome of a check of the written files.
+
+    Attributes:
+        files: Further files of the export, by name.
+        notes: Additional entries of the result, by name.
+    """
+
+    files: Mapping[str, bytes]
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+Check = Callable[[JobContext, StoreURI, StoreURI, Manifest], Checked]
+"""Check of the written files; it raises if they are wrong.
 
 Its arguments are the context, the URI of the step, the folder of the files, and the step's
 manifest.
@@ -156,10 +171,14 @@ def run_export(
     try:
         written += _write_large(context, job, planned)
         records = written + context.step("finish", lambda: job.write_small(planned))["files"]
+        notes: dict[str, str] = {}
         if check is not None:
-            checked = functools.partial(job.check, planned, list(records), check)
-            records += context.step("check", checked)["files"]
-        return context.step("publish", lambda: job.publish(planned, records))
+            checked = context.step(
+                "check", functools.partial(job.check, planned, list(records), check)
+            )
+            records += checked["files"]
+            notes = checked["notes"]
+        return context.step("publish", lambda: job.publish(planned, records, notes))
     except JobFailedError as failure:
         if isinstance(failure, PartsFailedError):
             written += [record for record in failure.done if record is not None]
@@ -420,7 +439,7 @@ class _ExportJob:
         folder = self._files(planned["folder"]).uri
         run = Run.open(self._uri)
         reference = self._uri / f"steps/{self._key.step}"
-        report = check(self._context, reference, folder, run.manifest(self._step))
+        checked = check(self._context, reference, folder, run.manifest(self._step))
         if (info := run.step(self._key.step)).attempt != self._key.attempt:
             raise StepNotFoundError(
                 "the step was saved anew while its export was checked",
@@ -429,7 +448,8 @@ class _ExportJob:
                 found=f"attempt {info.attempt}",
                 next_step="Convert it again.",
             )
-        return {"files": self._write(planned["folder"], report)}
+        files = self._write(planned["folder"], checked.files)
+        return {"files": files, "notes": dict(checked.notes)}
 
     def _all_written(self, planned: Result, message: str) -> None:
         total = planned["total_bytes"]
@@ -448,7 +468,7 @@ class _ExportJob:
         with ThreadPoolExecutor(_SMALL_AT_ONCE, "cairn-small-files") as pool:
             return list(pool.map(write, sorted(small)))
 
-    def publish(self, planned: Result, records: list[Result]) -> Result:
+    def publish(self, planned: Result, records: list[Result], notes: Mapping[str, str]) -> Result:
         """Publish the manifest, which makes the artifact visible."""
         self._all_written(planned, "publishing")
         nonfinite = _nonfinite(records)
@@ -483,6 +503,7 @@ class _ExportJob:
             **({"nonfinite": nonfinite} if nonfinite else {}),
             **({"taken_over": taken} if taken else {}),
             **self._content.notes,
+            **notes,
         }
 
     def _check_finite(self, nonfinite: Mapping[str, int]) -> None:
