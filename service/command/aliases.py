@@ -18,7 +18,7 @@ from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
 from cairn.service.schemas import AliasList
 
-_TITLES: Final = ("step", "attempt", "by", "at (UTC)", "reason")
+_TITLES: Final = ("step", "attempt", "sequence", "by", "at (UTC)", "reason")
 
 app: Final = typer.Typer()
 
@@ -48,7 +48,15 @@ def aliases(
                 print_document(AliasList(aliases=current))
                 return
             rows = (
-                (entry.alias, entry.step, entry.attempt, entry.by, entry.at, entry.reason)
+                (
+                    entry.alias,
+                    entry.step,
+                    entry.attempt,
+                    entry.sequence,
+                    entry.by,
+                    entry.at,
+                    entry.reason,
+                )
                 for entry in current
             )
             print_table(console, ("alias", *_TITLES), rows)
@@ -67,6 +75,7 @@ def aliases(
                 (
                     "(deleted)" if move.deleted else move.step,
                     move.attempt,
+                    move.sequence,
                     move.by,
                     move.at,
                     move.reason,

@@ -194,15 +194,28 @@ def _step_number(text: str, run: str) -> int:
     return int(text)
 
 
-def _alias_exists(
-    place: StepPlace, alias: str, error: ProblemResponseError
+def _alias_moved(
+    place: StepPlace, alias: str, error: ProblemResponseError, *, create: bool, expect: int | None
 ) -> ProblemResponseError:
-    """Return the refusal of `--create` in the command's own terms."""
-    current = error.problem["current"]
-    detail = (
-        f"{place.run}@{alias} exists: it is step {current['step']} (sequence "
-        f"{current['sequence']}). Leave out --create to move it."
-    )
+    """Return the refusal of a promotion whose alias is not as expected, with the next command."""
+    name, current = f"{place.run}@{alias}", error.problem["current"]
+    if current is None:
+        detail = (
+            f"{name}: expected sequence {expect}, found no such alias. Nothing was changed. To "
+            "create it, repeat with `--create`."
+        )
+    elif create:
+        detail = (
+            f"{name} exists: it is step {current['step']} (sequence {current['sequence']}). Leave "
+            "out --create to move it."
+        )
+    else:
+        expected = "no such alias" if expect is None else f"sequence {expect}"
+        detail = (
+            f"{name}: expected {expected}, found sequence {current['sequence']}, step "
+            f"{current['step']}, moved by {current['by']}. Nothing was changed. To move it all the "
+            f"same, repeat with `--expect {current['sequence']}`."
+        )
     return ProblemResponseError({**error.problem, "detail": detail}, error.status)
 
 
@@ -463,7 +476,9 @@ def promote(
     create: Annotated[bool, typer.Option("--create", help="It must not exist yet.")] = False,
     expect: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Its sequence number as you last saw it."),
+        typer.Option(
+            metavar="N", min=1, help="Its sequence in `cairn aliases`, as you last saw it."
+        ),
     ] = None,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept in its history.")] = "",
     attempt: Annotated[
@@ -515,9 +530,9 @@ def promote(
                 root=place.root,
             )
         except ProblemResponseError as error:
-            if not (create and error.problem.get("current")):
+            if "current" not in error.problem:
                 raise
-            raise _alias_exists(place, alias, error) from error
+            raise _alias_moved(place, alias, error, create=create, expect=expect) from error
     if json:
         print_document(moved)
         return

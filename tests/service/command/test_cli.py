@@ -139,7 +139,7 @@ def test_alias_is_created_moved_and_refused_when_stale(url):
     exists = "tiny@production exists: it is step 1 (sequence 1). Leave out --create to move it."
     refused(promote("2", "--create"), exists, status=4)
     refused(
-        promote("2", "--expect", "7"), f"expected sequence 7, {found}", 'If-Match: "1"', status=4
+        promote("2", "--expect", "7"), f"expected sequence 7, {found}", "`--expect 1`", status=4
     )
     moved = promote("2", "--expect", "1", "--reason", "[better] loss")
     assert moved.stdout == "tiny@production is step 2 (sequence 2)\n"

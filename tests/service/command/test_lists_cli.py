@@ -191,10 +191,11 @@ def test_aliases_say_where_they_point_and_who_moved_them(url):
     (found,) = rows(cairn_here("aliases", "other", url=url))
     assert (found["alias"], found["step"], found["reason"]) == ("candidate", "9", "lower loss")
     moves = rows(cairn_here("aliases", "other", "candidate", url=url))
-    assert [(one["step"], one["by"], one["reason"]) for one in moves] == [
-        ("9", "loopback", "lower loss"),
-        ("8", "loopback", "first"),
+    assert [(one["step"], one["sequence"], one["by"], one["reason"]) for one in moves] == [
+        ("9", "2", "loopback", "lower loss"),
+        ("8", "1", "loopback", "first"),
     ]
+    assert found["sequence"] == "2"
     done = cairn_here("aliases", "other", "candidate", "--json", url=url)
     assert [one.step for one in AliasHistory.model_validate_json(done.stdout).events] == [9, 8]
     done = cairn_here("aliases", "other", "--json", url=url)
