@@ -7,6 +7,7 @@ ServiceError
 ├── OperationFailedError     a watched job did not succeed
 ├── WatchEndedError          the watch of a job ended; the job goes on
 ├── PullError                the pulled files cannot be served
+│   └── PullConflictError    the folder is in use, or has something else
 ├── ServeError               the server cannot start
 ├── BackupError              the databases cannot be copied
 ├── SetUpError               a folder is set up already, in another way
@@ -71,6 +72,10 @@ class WatchEndedError(ServiceError):
 
 class PullError(ServiceError):
     """A folder cannot serve the pulled files, or they differ from the export."""
+
+
+class PullConflictError(PullError):
+    """A folder is in use by another pull, or has something that a pull would replace."""
 
 
 class ServeError(ServiceError):

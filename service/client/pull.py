@@ -23,7 +23,7 @@ from typing import Any, Final
 from cairn.service.client.checked_file import fetch_checked
 from cairn.service.client.client import Client
 from cairn.service.client.whole_file import take_alone, whole_file
-from cairn.service.errors import DownloadError, ProblemResponseError, PullError
+from cairn.service.errors import DownloadError, ProblemResponseError, PullConflictError, PullError
 from cairn.service.export_options import options_text
 from cairn.service.schemas import Artifact, ArtifactFile
 from cairn.storage.store.disk.directory_entries import fsync_path, sync_entries
@@ -91,9 +91,10 @@ def pull(
         tell: Progress callback, see `Tell`.
 
     Raises:
-        PullError: Another process pulls into the folder; the folder serves an export with another
-            format or dtype; the bytes differ from the export; the step was superseded meanwhile
-            and saved anew; or `current` was switched, and the disk then failed to fsync the switch.
+        PullConflictError: Another process pulls into the folder; `current` is not a link of Cairn,
+            or has an export with another format or dtype.
+        PullError: The bytes differ from the export; the step was superseded meanwhile and saved
+            anew; or `current` was switched, and the disk then failed to fsync the switch.
         OSError: The disk is full, or writing is not permitted.
         ProblemResponseError: The step does not exist, is damaged, or can't be exported, or not
             with this key.
@@ -169,7 +170,7 @@ def _export(client: Client, run: str, step: int, root: str, options: Mapping[str
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
-    refusal = PullError(
+    refusal = PullConflictError(
         f"{folder}: expected no other process that pulls into it, found one. Give each a folder of "
         "its own."
     )
@@ -238,7 +239,8 @@ def _check_current(folder: Path, options: Mapping[str, Any]) -> None:
     """Check that `current` is free, or an export that serves the same readers.
 
     Raises:
-        PullError: No pull created `current`, or it has an export of another format or dtype.
+        PullConflictError: No pull created `current`, or it has an export of another format or
+            dtype.
     """
     _refuse_foreign(folder / CURRENT)
     try:
@@ -247,7 +249,7 @@ def _check_current(folder: Path, options: Mapping[str, Any]) -> None:
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return  # no version is there, or the export itself has a file of this name
     if present != _deciding(options):
-        raise PullError(
+        raise PullConflictError(
             f"{folder / CURRENT} is an export with {options_text(present)}, and this pull asks for "
             f"one with {options_text(_deciding(options))}, which a server of the first may not "
             f"load. Pull it into a folder of its own; or remove {folder / CURRENT} first."
@@ -260,14 +262,14 @@ def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_foreign(link: Path) -> None:
-    """Raise `PullError` if `current` exists and no pull created it."""
+    """Raise `PullConflictError` if `current` exists and no pull created it."""
     if not link.is_symlink():
         content = "another thing" if link.exists() else None
     else:
         target = os.readlink(link)
         content = None if Path(target).parent == Path(_VERSIONS) else f"one to {target}"
     if content is not None:
-        raise PullError(
+        raise PullConflictError(
             f"{link}: expected a link that Cairn made, or nothing, found {content}. Move it away, "
             "or choose another folder."
         )
