@@ -1,5 +1,6 @@
 """`cairn artifacts`: exports and gathered files of a checkpoint."""
 
+from itertools import islice
 from typing import Final
 from urllib.parse import urlencode
 
@@ -9,7 +10,7 @@ from cairn.service.client.client import Client
 from cairn.service.client.lookup import find_step
 from cairn.service.client.protocol.paths import run_path, segment
 from cairn.service.command.addresses import resolve_address
-from cairn.service.command.options import CheckpointArgument, RootOption, UrlOption, console
+from cairn.service.command.options import CheckpointArgument, RootOption, UrlOption, console, errors
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table, readable
 from cairn.service.export_options import options_text, typed_options
@@ -17,6 +18,8 @@ from cairn.service.schemas import Artifact, ArtifactList, OperationKind
 from cairn.service.sizes import Size
 
 app: Final = typer.Typer()
+
+_EXAMINED: Final = 20  # steps; of each, the artifacts are listed in the store
 
 
 @app.command("artifacts")
@@ -36,11 +39,16 @@ def artifacts_command(
         address, place = resolve_address(client, checkpoint, root)
         run, step = find_step(client, address, place)
         listed = client.artifacts(run, step, root=place)
-    if json:
-        print_document(ArtifactList(artifacts=listed))
-        return
-    name = address.alias or str(step)
-    addresses = [_address(artifact, client.url, name) for artifact in listed]
+        name = address.alias or str(step)
+        addresses = [_address(artifact, client.url, name) for artifact in listed]
+        if json:
+            document = ArtifactList(artifacts=listed).model_dump(mode="json")
+            for artifact, lasting in zip(document["artifacts"], addresses, strict=True):
+                artifact["address"] = lasting
+            print_document(document)
+            return
+        if not listed:
+            errors.print(_none(client, run, step, place), soft_wrap=True, markup=False)
     if console.is_terminal:  # lines, since an id alone is nearly as wide as a terminal
         for artifact, place in zip(listed, addresses, strict=True):
             console.print(_line(artifact), soft_wrap=True)
@@ -60,6 +68,16 @@ def artifacts_command(
     )
     titles = ("kind", "options", "files", "size", "created (UTC)", "id", "address")
     print_table(console, titles, rows)
+
+
+def _none(client: Client, run: str, step: int, root: str) -> str:
+    """Return that a step has no artifacts, and which of the latest steps have some."""
+    latest = islice(client.checkpoints(run, root=root, page_size=_EXAMINED), _EXAMINED)
+    others = [checkpoint.step for checkpoint in latest if checkpoint.step != step]
+    having = [str(other) for other in others if client.artifacts(run, other, root=root)]
+    if having:
+        return f"none of step {step}; steps with artifacts: {', '.join(having)}"
+    return f"none of step {step}; `cairn convert {root}/{run}/steps/{step}` makes an export"
 
 
 def _line(artifact: Artifact) -> str:

@@ -15,7 +15,7 @@ from tests.service.tiny_run import copy_tiny_run
 MESH = ("--mesh", "fsdp=1")
 STEPS = {
     "annotate": ("{}", "--label", "a=b"),
-    "artifacts": ("{}",),
+    "artifacts": ("{}", "--json"),
     "convert": ("{}",),
     "diff": ("{}", "tiny/steps/1"),
     "download": ("{}", "{folder}"),

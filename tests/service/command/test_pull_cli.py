@@ -18,7 +18,8 @@ from cairn import Client, Damage, Run, Settings, create_app
 from cairn.service.client.addresses import Address
 from cairn.service.client.lookup import find_checkpoint
 from cairn.service.client.pull import pull
-from cairn.service.errors import PullError
+from cairn.service.command.failures import ExitStatus
+from cairn.service.errors import PullConflictError, PullError
 from cairn.storage.runs.annotate import note_verified
 from tests.bad_input.disks import can_mount, on_small_disk
 from tests.service.access.conftest import Keys
@@ -125,7 +126,7 @@ def test_a_folder_may_serve_one_file_for_llama_cpp(saved, client, tmp_path):
     assert {file.name for file in current.iterdir()} == {"model.gguf", "pulled.json"}
     assert (current / "model.gguf").read_bytes()[:4] == b"GGUF"
     refused = cairn_here(*arguments, "--dtype", "float16", url=saved[0])
-    assert refused.returncode == 1
+    assert refused.returncode == ExitStatus.CONFLICT
     assert "is an export with format=gguf, and this pull asks for one with dtype=float16" in (
         refused.stderr
     )
@@ -150,7 +151,7 @@ def test_an_export_that_exists_is_pulled_with_a_key_that_may_read(saved, client,
     same(tmp_path / "a", saved[1], 2)
     new = ("pull", "llama/steps/2", str(tmp_path / "b"), "--max-shard-size", "14KB")
     refused = cairn_here(*new, **asked)
-    assert (refused.returncode, (tmp_path / "b").exists()) == (3, False)
+    assert (refused.returncode, (tmp_path / "b").exists()) == (ExitStatus.NOT_FOUND, False)
     assert "expected max_shard_size=14kB, found exports with default options" in refused.stderr
     assert "`cairn convert default/llama/steps/2 --max-shard-size 14KB --watch`" in refused.stderr
     assert "Your key may not make it" in refused.stderr
@@ -162,7 +163,8 @@ def test_artifacts_of_a_step_are_listed(saved, client):
         for options in ({"dtype": "float16"}, {"format": "gguf"})
     ]
     done = cairn_here("artifacts", "llama/steps/3", "--json", url=saved[0])
-    assert [one["id"] for one in json.loads(done.stdout)["artifacts"]] == made[::-1]
+    listed = json.loads(done.stdout)["artifacts"]
+    assert [one["id"] for one in listed] == made[::-1]
     move(client, 3)
     table = cairn_here("artifacts", "llama@production", url=saved[0]).stdout.splitlines()
     titles, *rows = (line.split("\t") for line in table)
@@ -170,12 +172,24 @@ def test_artifacts_of_a_step_are_listed(saved, client):
     assert (floats["options"], floats["id"]) == ("dtype=float16", made[0])
     exports = f"{saved[0]}/v1/roots/default/runs/llama/exports/production"
     assert floats["address"] == f"{exports}/files/NAME?dtype=float16"
+    assert listed[1]["address"] == floats["address"].replace("production", "3")
     file = httpx.get(gguf["address"].replace("NAME", "model.gguf"))
     assert file.content[:4] == b"GGUF"
     status, shown = cairn_on_a_terminal("artifacts", "llama@production", url=saved[0])
     assert "convert with dtype=float16: 4 files, " in shown
     assert status == 0
     assert cairn_here("artifacts", "llama/steps/99", url=saved[0]).returncode == 3
+
+
+def test_a_step_without_artifacts_says_which_steps_have_some(tmp_path):
+    save_llama(tmp_path / "store" / "llama", (1, 2))
+    (tmp_path / "data").mkdir()
+    with running_plane(tmp_path / "store", tmp_path / "data") as (url, _), Client(url) as client:
+        none = cairn_here("artifacts", "llama", url=url).stderr
+        assert none == "none of step 2; `cairn convert default/llama/steps/2` makes an export\n"
+        client.wait(client.convert("llama", 1).id)
+        other = cairn_here("artifacts", "llama", url=url).stderr
+    assert other == "none of step 2; steps with artifacts: 1\n"
 
 
 def test_a_watched_folder_follows_the_alias(saved, client, tmp_path):
@@ -268,14 +282,14 @@ def test_two_that_pull_into_one_folder_do_not(saved, client, tmp_path):
     def also(name, done, total):
         pull(client, "llama", 2, tmp_path, root="default", options={})
 
-    with pytest.raises(PullError, match="no other process"):
+    with pytest.raises(PullConflictError, match="no other process"):
         pull(client, "llama", 1, tmp_path, root="default", options={}, tell=also)
 
 
 def test_something_else_called_current_is_left_alone(saved, client, tmp_path):
     (tmp_path / "current").mkdir()
     (tmp_path / "current" / "mine").touch()
-    with pytest.raises(PullError, match="a link that Cairn made"):
+    with pytest.raises(PullConflictError, match="a link that Cairn made"):
         pull(client, "llama", 1, tmp_path, root="default", options={})
     assert (tmp_path / "current" / "mine").exists()
 
@@ -287,7 +301,7 @@ def test_somebodys_own_link_called_current_is_left_alone(saved, client, tmp_path
         own.mkdir()
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "current").symlink_to(own)
-    with pytest.raises(PullError, match=f"found one to {own}"):
+    with pytest.raises(PullConflictError, match=f"found one to {own}"):
         pull(client, "llama", 1, tmp_path / "models", root="default", options={})
     assert (tmp_path / "models" / "current").readlink() == own
 
