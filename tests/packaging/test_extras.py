@@ -67,6 +67,8 @@ def test_doctor_of_a_client_looks_at_no_store_and_no_database(control_plane):
     done = run(without(EVERY_EXTRA), "doctor", "--json", "--url", control_plane)
     findings = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert "not installed here" in findings["control plane"]["found"]
+    assert "pip install" not in findings["control plane"]["found"]
+    assert "Of the store" not in done.stderr
     assert not {"catalog", "keys", "root default"} & findings.keys()
     failed = [name for name, finding in findings.items() if finding["outcome"] == "fail"]
     assert failed == ["server"]  # this one has no jobs

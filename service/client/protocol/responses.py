@@ -1,5 +1,6 @@
 """Conversion of problem answers, and of answers that are not from Cairn, into errors."""
 
+import re
 from typing import Any, Final, TypeVar
 
 import httpx
@@ -8,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from cairn.service.errors import ProblemResponseError, ServerUnreachableError
 
 Body = TypeVar("Body", bound=BaseModel)
-_THIS_MACHINE: Final = ("127.0.0.1", "localhost", "[::1]")
+_THIS_MACHINE: Final = re.compile(r"\w+://(127(\.\d+){3}|localhost|\[::1\])(:\d+)?(/|\Z)")
 
 
 def raise_for_problem(response: httpx.Response) -> None:
@@ -57,6 +58,11 @@ def read_body(kind: type[Body], response: httpx.Response) -> Body:
         ) from exc
 
 
+def is_this_machine(url: str) -> bool:
+    """Check that a URL leads to this machine, where `cairn serve` would answer it."""
+    return _THIS_MACHINE.match(url) is not None
+
+
 def unreachable(
     url: object, exc: httpx.TransportError | httpx.InvalidURL
 ) -> ServerUnreachableError:
@@ -67,9 +73,10 @@ def unreachable(
             "it or its store is slow. Try again; `cairn doctor` looks for the cause."
         )
     cause = str(exc).rstrip(".") or type(exc).__name__
-    is_here = any(f"//{host}" in str(url) for host in _THIS_MACHINE)
     advice = (
-        "Start it with `cairn serve`, or set" if is_here else "See that it runs there, and check"
+        "Start it with `cairn serve`, or set"
+        if is_this_machine(str(url))
+        else "See that it runs there, and check"
     )
     return ServerUnreachableError(
         f"{url}: expected an answer of the control plane, found: {cause}. {advice} CAIRN_URL."

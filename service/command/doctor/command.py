@@ -69,11 +69,10 @@ def doctor(
     with contextlib.suppress(SettingsError):  # the check `settings` reports it
         settings = load_settings()
     server = url or os.environ.get("CAIRN_URL") or DEFAULT_URL
-    if settings is not None:
-        with contextlib.suppress(ModuleNotFoundError):  # the check of the database reports it
-            name_place(settings)
-    errors.print(f"Of the server {without_passwords(server)}", soft_wrap=True, markup=False)
     checks = _checks(settings, url, probe=probe, seconds=seconds)
+    if settings is not None and "control plane" not in checks:
+        name_place(settings)
+    errors.print(f"Of the server {without_passwords(server)}", soft_wrap=True, markup=False)
     findings_list = run_checks(checks, seconds=seconds * _SLACK)
     if json:
         findings = [
@@ -130,7 +129,10 @@ def _checks(
             explained = missing_extra(error, used="the control plane")
             if explained is None:
                 raise
-            text = f"not installed here, so no roots and databases are checked. {explained}"
+            text = (
+                f"not installed here (no module `{explained.name}`), so no roots and databases are "
+                "checked. A host without a server needs none."
+            )
             finding = Finding("control plane", Outcome.OK, text)
             checks["control plane"] = lambda: [finding]
     checks["server"] = lambda: check_server(

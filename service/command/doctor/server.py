@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from cairn.service.client.client import Client
+from cairn.service.client.protocol.paths import DEFAULT_URL
+from cairn.service.client.protocol.responses import is_this_machine
 from cairn.service.command.doctor.findings import Finding, Outcome
 from cairn.service.errors import ClientError, ProblemResponseError
 
@@ -40,4 +42,6 @@ def check_server(
         yield Finding("server", Outcome.FAIL, f"not ready: {text}", fix)
     except ClientError as exc:
         outcome = Outcome.FAIL if address else Outcome.WARN
-        yield Finding("server", outcome, str(exc), "cairn serve")
+        is_here = is_this_machine(address or DEFAULT_URL)
+        fix = "cairn serve" if is_here else "start it there, or set CAIRN_URL to its address"
+        yield Finding("server", outcome, str(exc), fix)

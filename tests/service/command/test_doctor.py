@@ -522,6 +522,8 @@ def test_a_server_that_is_not_ready_fails_with_what_it_names():
 def test_a_server_that_was_named_must_answer_and_one_that_was_not_need_not():
     assert only(ask(None, CAIRN_URL="http://127.0.0.1:9"), Outcome.FAIL).fix == "cairn serve"
     assert only(ask("http://127.0.0.1:9"), Outcome.FAIL)
+    elsewhere = only(ask("http://localhost.invalid"), Outcome.FAIL)
+    assert "cairn serve" not in elsewhere.found + elsewhere.fix
 
 
 def test_a_check_that_hangs_is_given_up_and_the_others_are_told():
