@@ -28,7 +28,7 @@ def sentence_of(error: StorageError | InteropError, *, root: str = "") -> str:
 def detail_of(error: StorageError | InteropError, *, root: str = "") -> str:
     """Return the whole error as text: a plain sentence if that has all of it, else its message."""
     if error.message in _ABSENT:
-        return f"{sentence_of(error, root=root)} {error.next_step or ''}".rstrip()
+        return f"{sentence_of(error, root=root)} {_next_step(error, root)}".rstrip()
     return str(error)
 
 
@@ -41,10 +41,17 @@ def members_of(error: StorageError | InteropError, *, root: str = "") -> dict[st
             for name in ("path", "expected", "found")
             if (part := getattr(error, name)) is not None
         },
-        "next_step": _sentence(error.next_step or ""),
+        "next_step": _sentence(_next_step(error, root)),
         "problems": list(error.problems),
     }
     return {name: part for name, part in parts.items() if part}
+
+
+def _next_step(error: StorageError | InteropError, root: str) -> str:
+    """Return what to do next; a reader who knows roots gets names, not addresses in the store."""
+    folder = str(error.path).rpartition("/")[0]
+    text = error.next_step or ""
+    return text.replace(f" {folder}/", " ") if root and error.message == _ABSENT[0] else text
 
 
 def _sentence(text: str) -> str:

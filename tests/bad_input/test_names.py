@@ -130,6 +130,8 @@ CREATE = {"If-None-Match": "*"}
 REQUESTS = [
     ("GET nope", None, 404, "run-not-found", "ROOT/nope", "a folder with run.json", "nothing",
      LIST),
+    ("GET tinny", None, 404, "run-not-found", "ROOT/tinny", "a folder with run.json", "nothing",
+     "The nearest name that exists is tiny."),
     ("GET nope/checkpoints", None, 404, "run-not-found", "ROOT/nope", "a folder", "nothing", LIST),
     ("GET plain", None, 404, "run-not-found", "ROOT/plain", "a folder with run.json",
      "a folder without run.json, with notes.txt", LIST),
