@@ -38,7 +38,6 @@ from cairn import (  # noqa: E402
     DecoderForCausalLM,
     EasyDeLState,
     Run,
-    annotate_step,
     fork_run,
     make_optimizer,
 )
@@ -164,13 +163,14 @@ def train(store: Path) -> None:
                 _, seen = train_step(state, held)
                 metrics = {"loss": sum(recent) / len(recent), "eval/loss": float(seen)}
                 recent.clear()
-                save = state.save_state(f"{store}/{run}", step=step, metrics=metrics, verbose=False)
+                better = {"loss": "min", "eval/loss": "min"}
+                save = state.save_state(
+                    f"{store}/{run}", step=step, metrics=metrics, better=better, verbose=False
+                )
         save.wait()
 
     go_on(FIRST, begin(0), 1, STEPS, docs)
     trained = Run.open(f"{store}/{FIRST}")
-    for info in trained.steps():
-        annotate_step(trained, info.step, better={"loss": "min", "eval/loss": "min"}, by="trainer")
     fork_run(trained, trained.step(BRANCH), parse_uri(f"{store}/{FORKED}"), by="ben")
     forked = EasyDeLState.load_state(f"{store}/{FORKED}", tx=tx, verbose=False)
     go_on(FORKED, forked, BRANCH + 1, BRANCH + MORE, code)
