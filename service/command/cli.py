@@ -119,7 +119,7 @@ port 8321 of this machine.
 
 A CHECKPOINT is written RUN (its latest step), RUN@ALIAS, RUN@best:METRIC[:min|max] or
 RUN/steps/N. ROOT/ may stand before RUN; without it, the only root that has the run is meant. The
-URI or path of a run's folder stands for ROOT/RUN; a path begins with ./, ../ or /, such as
+URI or path of a run's folder stands for ROOT/RUN; a path begins with ./ or /, such as
 ./runs/my-run.
 """
 EPILOG: Final = "\n".join(
