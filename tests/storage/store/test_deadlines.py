@@ -163,12 +163,13 @@ def _written(files):
 
 @pytest.mark.parametrize("call", FILE_CALLS)
 def test_every_call_on_files_ends_at_each_request_that_hangs(gcs, call, monkeypatch):
-    files = open_files(f"{gcs.bucket_uri}/folder")
-    ObjectStore(parse_uri(files.uri)).write("file", b"0123456789")
-    gcs.server.requests.clear()
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch:  # files keep the deadline that they were opened with
         patch.setattr(deadlines, "DEADLINE_SECONDS", float(WAIT_SECONDS))
+        files = open_files(f"{gcs.bucket_uri}/folder")
+        ObjectStore(parse_uri(files.uri)).write("file", b"0123456789")
+        gcs.server.requests.clear()
         FILE_CALLS[call](files)
+    files = open_files(f"{gcs.bucket_uri}/folder")
     ended = 0
     asked = len(gcs.server.requests)
     for at in range(asked) if is_long() else {0, asked - 1}:
