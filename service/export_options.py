@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from cairn.storage.counts import count_text
+
 _DEFAULTS: Final = {"format": "huggingface", "max_shard_bytes": 5_000_000_000, "lora": "merge"}
 _UNITS: Final = {
     **{"TB": 10**12, "GB": 10**9, "MB": 10**6, "kB": 10**3},
@@ -27,6 +29,11 @@ def typed_options(options: Mapping[str, Any]) -> dict[str, str]:
     return typed
 
 
+def has_permanent_address(options: Mapping[str, Any]) -> bool:
+    """Return True unless the export was made with what no query names: a config, or logits."""
+    return not {"config", "reference_logits"} & typed_options(options).keys()
+
+
 def options_text(options: Mapping[str, Any]) -> str:
     """Return the options of an artifact in one line: `format=gguf dtype=q8_0`."""
     typed = typed_options(options).items()
@@ -34,6 +41,8 @@ def options_text(options: Mapping[str, Any]) -> str:
 
 
 def _text(option: object) -> str:
+    if isinstance(option, Mapping):  # a trainer's config, which may have hundreds of entries
+        return count_text(len(option), "key")
     return ",".join(map(str, option)) if isinstance(option, list) else str(option)
 
 

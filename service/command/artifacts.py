@@ -13,7 +13,7 @@ from cairn.service.command.addresses import resolve_address
 from cairn.service.command.options import CheckpointArgument, RootOption, UrlOption, console, errors
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table, readable
-from cairn.service.export_options import options_text, typed_options
+from cairn.service.export_options import has_permanent_address, options_text, typed_options
 from cairn.service.schemas import Artifact, ArtifactList, OperationKind
 from cairn.service.sizes import Size
 
@@ -91,10 +91,9 @@ def _line(artifact: Artifact) -> str:
 
 def _address(artifact: Artifact, url: str, checkpoint: str) -> str:
     """Return the address of the artifact's files; of an export, the one that stays."""
-    options = typed_options(artifact.options)
-    is_named = not {"config", "reference_logits"} & set(options)
-    if artifact.kind is not OperationKind.CONVERT or not is_named:
+    if artifact.kind is not OperationKind.CONVERT or not has_permanent_address(artifact.options):
         return f"{url}/v1/artifacts/{segment(artifact.id)}/files/NAME"
+    options = typed_options(artifact.options)
     query = f"?{urlencode(options)}" if options else ""
     path = f"{run_path(artifact.root, artifact.run)}/exports/{segment(checkpoint)}"
     return f"{url}{path}/files/NAME{query}"

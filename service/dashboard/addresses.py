@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote, urlencode
 
-from cairn.service.schemas import Checkpoint
+from cairn.service.export_options import typed_options
+from cairn.service.schemas import Artifact, Checkpoint
 
 _MAX_BACK: Final = 20
 """Number of earlier pages that an address remembers, so that it stays short."""
@@ -53,6 +54,13 @@ def artifact(number: str) -> str:
 def file(artifact_id: str, name: str) -> str:
     """Return the download address of an artifact's file."""
     return f"/v1/artifacts/{artifact_id}/files/{quote(name, safe='')}"
+
+
+def export_file(artifact: Artifact, checkpoint: str, name: str) -> str:
+    """Return the permanent download address of an export's file, by a step or an alias."""
+    exports = f"/v1/roots/{artifact.root}/runs/{artifact.run}/exports"
+    path = f"{exports}/{quote(checkpoint, safe='')}/files/{quote(name, safe='')}"
+    return with_query(path, typed_options(artifact.options))
 
 
 def step_file(checkpoint: Checkpoint, name: str) -> str:

@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from cairn.service.access.callers import Scope
 from cairn.service.dashboard import addresses, formats
 from cairn.service.dashboard.charts import marks, timeline
+from cairn.service.export_options import options_text
 from cairn.service.glossary import state_label
 from cairn.service.sizes import size_text
 from cairn.storage.counts import count_text
@@ -69,6 +70,7 @@ _environment.filters.update(
     operation_title=formats.operation_title,
     percent=formats.percent,
     quoted=formats.quoted,
+    options_text=options_text,
     pretty=formats.pretty,
     shape=formats.shape,
     spec=formats.spec,

@@ -3,6 +3,8 @@
 import shlex
 from typing import Any, Final
 
+from cairn.service.dashboard import addresses
+from cairn.service.export_options import has_permanent_address
 from cairn.service.schemas import Artifact, Checkpoint, OperationKind
 from cairn.service.settings import DEFAULT_ROOT
 
@@ -92,26 +94,42 @@ def artifact_code(artifact: Artifact) -> str:
     return _transformers(folder)
 
 
-def fetch_command(artifact: Artifact, origin: str) -> str:
+def permanent_address(artifact: Artifact, origin: str, alias: str | None) -> str | None:
+    """Return the address of an export's files that stays; None if the artifact has none."""
+    if artifact.kind is not OperationKind.CONVERT or not has_permanent_address(artifact.options):
+        return None
+    name = artifact.files[0].name if len(artifact.files) == 1 else "NAME"
+    return f"{origin}{addresses.export_file(artifact, alias or str(artifact.step), name)}"
+
+
+def fetch_command(artifact: Artifact, origin: str, alias: str | None, *, needs_key: bool) -> str:
     """Return the command that downloads the files of an artifact from this server.
 
     An export is pulled with its own options, which find the same artifact again. Files of others,
     and of those that were made with a trainer's config or logits, are fetched by their addresses.
+
+    Args:
+        artifact: The artifact.
+        origin: Address of this server.
+        alias: Alias that names the artifact's step, which the download follows; None: no alias.
+        needs_key: Whether the server demands a key.
     """
     changed = [name for name, value in artifact.options.items() if value != _DEFAULTS.get(name)]
     if artifact.kind is OperationKind.CONVERT and _OPTIONS_OF_PULL.keys() >= {*changed}:
-        address = f"{artifact.run}/steps/{artifact.step}"
+        step = f"{artifact.run}/steps/{artifact.step}"
+        address = f"{artifact.run}@{alias}" if alias else step
         options: list[str] = []
         for name, value in artifact.options.items():
             if value != _DEFAULTS.get(name):
                 flag = _OPTIONS_OF_PULL[name]
                 options += [flag] if value is True else [flag, str(value)]
-        folder = f"models/{artifact.run}-{artifact.step}"
+        folder = f"models/{artifact.run}-{alias or artifact.step}"
         command = _command("pull", address, folder, *options, root=artifact.root)
-        return f"CAIRN_URL={origin} {command}"
+        key = "CAIRN_KEY_FILE=FILE " if needs_key else ""
+        return f"CAIRN_URL={origin} {key}{command}"
+    header = '-H "Authorization: Bearer $(cat "$CAIRN_KEY_FILE")" ' if needs_key else ""
     return "\n".join(
-        'curl -fOJ -H "Authorization: Bearer $CAIRN_KEY" '
-        f"{origin}/v1/artifacts/{artifact.id}/files/{file.name}"
+        f"curl -fOJ {header}{origin}/v1/artifacts/{artifact.id}/files/{file.name}"
         for file in artifact.files
     )
 

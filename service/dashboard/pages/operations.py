@@ -6,7 +6,7 @@ from fastapi import Path, Query, Request
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Operator, Reader
-from cairn.service.actions import artifacts, workers
+from cairn.service.actions import aliases, artifacts, workers
 from cairn.service.actions import operations as operations_actions
 from cairn.service.dashboard import snippets
 from cairn.service.dashboard.page_routes import page_router
@@ -82,10 +82,17 @@ def artifact_page(
 ) -> HTMLResponse:
     """Show an artifact: its files with checksums and downloads, and how to load them."""
     description = artifacts.get_artifact(plane, caller, artifact)
+    step = (description.step, description.attempt)
+    listed = aliases.list_aliases(plane, description.root, description.run, refresh=False)
+    alias = next((entry.alias for entry in listed if (entry.step, entry.attempt) == step), None)
+    origin = str(request.base_url).rstrip("/")
     return page(
         request,
         "operations/artifact.html",
         artifact=description,
         snippets=snippets,
-        origin=str(request.base_url).rstrip("/"),
+        alias=alias,
+        needs_key=plane.settings.auth == "keys",
+        permanent=snippets.permanent_address(description, origin, alias),
+        origin=origin,
     )

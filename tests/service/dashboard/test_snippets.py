@@ -17,8 +17,12 @@ import orbax.checkpoint as ocp
 import pytest
 
 from cairn import Checkpointer, CheckpointManager, Client, TrainState, adopt
+from cairn.service.app import create_app
+from cairn.service.settings import Settings
+from tests.service.access.conftest import Keys
 from tests.service.commands import cairn_here
 from tests.service.planes import running_plane
+from tests.service.servers import serve
 from tests.service.tiny_run import copy_tiny_run
 from tests.trainers.kept import kept, store
 
@@ -81,9 +85,9 @@ def plane(tmp_path_factory):
         yield url
 
 
-def snippets(url: str, page: str) -> dict[str, str]:
+def snippets(url: str, page: str, key: dict[str, str] | None = None) -> dict[str, str]:
     """Texts to copy, by their names."""
-    shown = httpx.get(f"{url}{page}", follow_redirects=True)
+    shown = httpx.get(f"{url}{page}", follow_redirects=True, headers=key)
     assert shown.status_code == 200, shown.text
     found = re.findall(
         r'<pre tabindex="0" aria-label="([^"]*)"><code>(.*?)</code>', shown.text, re.S
@@ -192,8 +196,50 @@ def test_the_command_of_an_export_fetches_that_export(plane, tmp_path, monkeypat
     assert (address, command[0]) == (f"CAIRN_URL={plane}", "cairn")
     pulled = cairn_here(*command[1:], "--json", url=plane)
     assert json.loads(pulled.stdout)["artifact"] == result["artifact_id"]
+    permanent = texts["permanent address of its files"].replace("NAME", "config.json")
+    assert (
+        httpx.get(permanent)
+        .headers["Content-Location"]
+        .startswith(f"/v1/artifacts/{result['artifact_id']}/")
+    )
     if "format" not in options:
         assert run_python(texts["code that loads it"]).model.config.model_type == "llama"
+
+
+def test_an_export_of_an_alias_s_step_is_named_by_the_alias_and_with_a_key(
+    plane, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with Client(plane) as client:
+        artifact = client.artifact(client.wait(client.convert("tiny", 1).id).result["artifact_id"])
+        client.promote("tiny", 1, "production", expect=None)
+    page = f"/artifacts/{artifact.id}"
+    texts = snippets(plane, page)
+    _, *command = shlex.split(texts["command that downloads it"])
+    assert command == ["cairn", "pull", "tiny@production", "models/tiny-production"]
+    exports = f"{plane}/v1/roots/default/runs/tiny/exports"
+    assert texts["permanent address of its files"] == f"{exports}/production/files/NAME"
+    store = Path(artifact.uri.removeprefix("file://")).parents[4]
+    settings = Settings(root=str(store), data_dir=tmp_path / "data", auth="keys")
+    settings.prepare()
+    with serve(create_app(settings, jobs=False)) as guarded:
+        (tmp_path / "FILE").write_text(Keys(settings.database_url).make("reader"))
+        key = {"Authorization": f"Bearer {(tmp_path / 'FILE').read_text()}"}
+        texts = snippets(guarded, page, key)
+        url, file, *command = shlex.split(texts["command that downloads it"])
+        assert (url, file) == (f"CAIRN_URL={guarded}", "CAIRN_KEY_FILE=FILE")
+        pulled = cairn_here(*command[1:], "--json", url=guarded, CAIRN_KEY_FILE="FILE")
+    assert json.loads(pulled.stdout)["artifact"] == artifact.id
+
+
+def test_operations_tell_exports_apart_by_their_options(plane):
+    with Client(plane) as client:
+        for options in ({"dtype": "float16"}, {"format": "gguf", "dtype": "q8_0"}):
+            client.wait(client.convert("tiny", 2, **options).id)
+    for page in ("/operations", "/ui/default/tiny/steps/2"):
+        shown = httpx.get(f"{plane}{page}").text
+        assert "dtype=float16" in shown
+        assert "format=gguf dtype=q8_0" in shown
 
 
 def test_the_command_of_a_gathered_file_fetches_it(plane):
