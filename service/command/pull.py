@@ -150,19 +150,23 @@ def pull_command(
                         keep=keep,
                         despite_damage=despite_damage,
                     )
-                    _say(pulled, json, said=not watch or pulled.changed)
+                    if json:
+                        _print_json(pulled)
+                    elif not watch:
+                        print(_place(pulled), flush=True)
+                    elif pulled.changed:
+                        print(_dated(checkpoint, _place(pulled)), flush=True)
                     if command is not None:
                         _execute(command, folder, pulled)
                     if watch and not is_watching:
                         is_watching = True
-                        stays = f"Watching {checkpoint} for new steps; press Ctrl-C to stop."
-                        errors.print(stays, soft_wrap=True, markup=False)
+                        _log(checkpoint, "watching for new steps; press Ctrl-C to stop.")
                 elif current.damaged is not None and pulled_last.damaged is None:
                     text = (
                         f"{current.run}/steps/{current.step} was found damaged after it was "
                         f"pulled. {folder} still has its complete, earlier export."
                     )
-                    errors.print(text, soft_wrap=True, markup=False)
+                    _log(checkpoint, text)
                 pulled_last = current
                 if failure:
                     is_back = failure == client.url
@@ -183,9 +187,12 @@ def pull_command(
             time.sleep(pause)
 
 
+def _dated(checkpoint: str, text: str) -> str:
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC {checkpoint}: {text}"
+
+
 def _log(checkpoint: str, text: str) -> None:
-    at = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    errors.print(f"{at} {checkpoint}: {text}", soft_wrap=True, markup=False)
+    errors.print(_dated(checkpoint, text), soft_wrap=True, markup=False)
 
 
 def _execute(command: str, folder: Path, pulled: Pulled) -> None:
@@ -217,16 +224,17 @@ def _execute(command: str, folder: Path, pulled: Pulled) -> None:
     executed.write_text(version)
 
 
-def _say(pulled: Pulled, json: bool, *, said: bool) -> None:
-    if json:
-        print_line(
-            PulledStep(
-                run=pulled.run,
-                step=pulled.step,
-                artifact=pulled.artifact,
-                folder=str(pulled.folder),
-                changed=pulled.changed,
-            )
+def _place(pulled: Pulled) -> str:
+    return f"{pulled.run}/steps/{pulled.step}: {pulled.folder}"
+
+
+def _print_json(pulled: Pulled) -> None:
+    print_line(
+        PulledStep(
+            run=pulled.run,
+            step=pulled.step,
+            artifact=pulled.artifact,
+            folder=str(pulled.folder),
+            changed=pulled.changed,
         )
-    elif said:
-        print(f"{pulled.run}/steps/{pulled.step}: {pulled.folder}", flush=True)
+    )
