@@ -24,7 +24,7 @@ from cairn.service.client.checked_file import fetch_checked
 from cairn.service.client.client import Client
 from cairn.service.client.whole_file import take_alone, whole_file
 from cairn.service.errors import DownloadError, ProblemResponseError, PullConflictError, PullError
-from cairn.service.export_options import options_text
+from cairn.service.export_options import has_permanent_address, options_text
 from cairn.service.schemas import Artifact, ArtifactFile
 from cairn.storage.store.disk.directory_entries import fsync_path, sync_entries
 
@@ -101,7 +101,7 @@ def pull(
         ServerUnreachableError: No control plane answers.
     """
     _check_current(folder, options)
-    if despite_damage is None and not {"config", "reference_logits"} & set(options):
+    if despite_damage is None and has_permanent_address(options):
         artifact = _existing_or_new(client, run, step, root, options)
     else:  # an export has no address with a config, nor one of a damaged step
         reason = {} if despite_damage is None else {"despite_damage": despite_damage}

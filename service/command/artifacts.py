@@ -16,6 +16,7 @@ from cairn.service.command.output.tables import print_table, readable
 from cairn.service.export_options import has_permanent_address, options_text, typed_options
 from cairn.service.schemas import Artifact, ArtifactList, OperationKind
 from cairn.service.sizes import Size
+from cairn.storage.counts import count_text
 
 app: Final = typer.Typer()
 
@@ -81,10 +82,9 @@ def _none(client: Client, run: str, step: int, root: str) -> str:
 
 
 def _line(artifact: Artifact) -> str:
-    count = len(artifact.files)
     return readable(
         f"{artifact.kind.value} with {options_text(artifact.options)}: "
-        f"{count} {'file' if count == 1 else 'files'}, {Size(artifact.bytes)}, "
+        f"{count_text(len(artifact.files), 'file')}, {Size(artifact.bytes)}, "
         f"{artifact.created:%Y-%m-%d %H:%M} UTC"
     )
 

@@ -1,24 +1,12 @@
 """Text to copy from a page: Python and commands that work as they are shown."""
 
 import shlex
-from typing import Any, Final
+from typing import Any
 
 from cairn.service.dashboard import addresses
-from cairn.service.export_options import has_permanent_address
+from cairn.service.export_options import has_permanent_address, typed_options
 from cairn.service.schemas import Artifact, Checkpoint, OperationKind
 from cairn.service.settings import DEFAULT_ROOT
-
-_OPTIONS_OF_PULL: Final = {
-    "format": "--format",
-    "dtype": "--dtype",
-    "max_shard_bytes": "--max-shard-size",
-    "lora": "--lora",
-    "allow_nonfinite": "--allow-nonfinite",
-    "check_logits": "--check-logits",
-}
-"""Options of `cairn pull`, by those of an artifact. Each artifact has other ones."""
-
-_DEFAULTS: Final = {"format": "huggingface", "dtype": None, "max_shard_bytes": 5_000_000_000}
 
 
 def load_code(checkpoint: Checkpoint, run_uri: str) -> str:
@@ -114,15 +102,13 @@ def fetch_command(artifact: Artifact, origin: str, alias: str | None, *, needs_k
         alias: Alias that names the artifact's step, which the download follows; None: no alias.
         needs_key: Whether the server demands a key.
     """
-    changed = [name for name, value in artifact.options.items() if value != _DEFAULTS.get(name)]
-    if artifact.kind is OperationKind.CONVERT and _OPTIONS_OF_PULL.keys() >= {*changed}:
+    if artifact.kind is OperationKind.CONVERT and has_permanent_address(artifact.options):
         step = f"{artifact.run}/steps/{artifact.step}"
         address = f"{artifact.run}@{alias}" if alias else step
         options: list[str] = []
-        for name, value in artifact.options.items():
-            if value != _DEFAULTS.get(name):
-                flag = _OPTIONS_OF_PULL[name]
-                options += [flag] if value is True else [flag, str(value)]
+        for name, text in typed_options(artifact.options).items():
+            flag = f"--{name.replace('_', '-')}"
+            options += [flag] if text == "true" else [flag, text]
         folder = f"models/{artifact.run}-{alias or artifact.step}"
         command = _command("pull", address, folder, *options, root=artifact.root)
         key = "CAIRN_KEY_FILE=FILE " if needs_key else ""

@@ -148,10 +148,7 @@ class LogitsCheck:
         tolerance = TOLERANCE + _ROUNDINGS * _EPSILONS.get(str(self.dtype), 0.0)
         compared = self._compared(logits, reference.logits, tolerance, "the trainer's model")
         return {
-            "reference": {
-                "file": file,
-                "head_dtype": self.head_rounding and self.head_rounding.dtype,
-            },
+            "reference": {"file": file, "head_dtype": rounding and rounding.dtype},
             "export": {"logits": exported},
             "tokens": reference.tokens.tolist(),
             **compared,
