@@ -1,1 +1,1 @@
-"""Weights in files of other tools: safetensors folders, GGUF, PEFT and exports."""
+"""Weights in files of other tools: safetensors, torch, GGUF, PEFT, FP8 and MXFP4; and exports."""

@@ -24,20 +24,20 @@ from cairn.interop.conversion.rules import RuleTable
 from cairn.interop.conversion.tensor_streams import FLOAT_NAMES, float_dtype
 from cairn.interop.errors import ConfigError, ConversionError
 from cairn.interop.families.family import get_family
+from cairn.interop.weights.dequantized import (
+    QUANTIZATION_KEY,
+    Dequantized,
+    QuantizationMethod,
+    quantization_method,
+)
 from cairn.interop.weights.easydel_folder import (
     WEIGHTS_FILE,
     easydel_config,
     easydel_rules,
     unread_files,
 )
-from cairn.interop.weights.gguf.reading import GGUFFile
+from cairn.interop.weights.gguf_reading import GGUFFile
 from cairn.interop.weights.hub_folder import find_folder
-from cairn.interop.weights.quantized.dequantized import (
-    QUANTIZATION_KEY,
-    Dequantized,
-    QuantizationMethod,
-    quantization_method,
-)
 from cairn.interop.weights.safetensors_folder import SafetensorsFolder
 from cairn.interop.weights.source_folder import SourceFolder, parse_json, refuse_hub_options
 from cairn.interop.weights.text_model import (

@@ -9,6 +9,9 @@ from cairn.interop.families import deepseek_gguf, gguf_names, hf_config, key_kin
 from cairn.interop.placement import decoder_axes as axes_by_path
 from cairn.interop.placement import load_cost, specs, step_plan
 from cairn.interop.weights import (
+    gguf_reading,
+    gguf_tokenizer,
+    gguf_writing,
     peft_config,
     peft_names,
     safetensors_folder,
@@ -17,7 +20,6 @@ from cairn.interop.weights import (
     weight_files,
 )
 from cairn.interop.weights import text_model as text_models
-from cairn.interop.weights.gguf import reading, tokenizer, writing
 
 __all__ = [
     "GGUF_FILE",
@@ -72,9 +74,9 @@ target_modules = peft_config.target_modules
 text_config = text_models.text_config
 
 # GGUF files of models without a stored step, and with nothing but a tokenizer.
-GGUF_FILE = writing.GGUF_FILE
-GGUFFile = reading.GGUFFile
-PRE_TOKENIZERS = tokenizer._SPLITS
-chat_templates = tokenizer._templates
-gguf_shard = writing.gguf_shard
-tokenizer_metadata = tokenizer.tokenizer_metadata
+GGUF_FILE = gguf_writing.GGUF_FILE
+GGUFFile = gguf_reading.GGUFFile
+PRE_TOKENIZERS = gguf_tokenizer._SPLITS
+chat_templates = gguf_tokenizer._templates
+gguf_shard = gguf_writing.gguf_shard
+tokenizer_metadata = gguf_tokenizer.tokenizer_metadata

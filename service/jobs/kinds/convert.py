@@ -20,7 +20,7 @@ from cairn.interop.weights.export import (
 )
 from cairn.interop.weights.files import CONFIG_FILE, GENERATION_FILE
 from cairn.interop.weights.generation_file import generation_file
-from cairn.interop.weights.gguf.writing import GGUF_TYPES, stored_gguf
+from cairn.interop.weights.gguf_writing import GGUF_TYPES, stored_gguf
 from cairn.interop.weights.weight_files import INDEX_FILE
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from cairn import CheckpointReader, ConversionError, DecoderForCausalLM, resolve_checkpoint
 from cairn.interop.conversion.tensor_streams import whole
 from cairn.interop.weights.export import export_sources
-from cairn.interop.weights.gguf.writing import stored_gguf
+from cairn.interop.weights.gguf_writing import stored_gguf
 from cairn.state.paths import named_leaves
 from tests.interop.families.known import test_falcon, test_gpt_oss, test_phi3
 from tests.interop.families.matrix import SIZES, model_of, tensors_of, tiny

@@ -13,7 +13,7 @@ from cairn import ConfigError, ConversionError, DecoderForCausalLM
 from cairn.interop.weights.files import open_pretrained
 from tests.interop.families.known.test_deepseek_v3 import LATENT
 from tests.interop.families.matrix import SIZES, tiny
-from tests.interop.weights.quantized.quantized_folders import (
+from tests.interop.weights.quantized_folders import (
     FILE,
     FP8_CONFIG,
     edit_config,

@@ -27,8 +27,8 @@ from cairn.interop.errors import ArgumentError, ConfigError, ConversionError
 from cairn.interop.families.gguf_writing import gguf_head_is_written, gguf_model, gguf_rules
 from cairn.interop.trainers.mapped_model import MappedModel
 from cairn.interop.weights.export import served_model
-from cairn.interop.weights.gguf.reading import gguf_package
-from cairn.interop.weights.gguf.tokenizer import NO_TOKENIZER, tokenizer_metadata
+from cairn.interop.weights.gguf_reading import gguf_package
+from cairn.interop.weights.gguf_tokenizer import NO_TOKENIZER, tokenizer_metadata
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.safetensors.writer import Shard, TensorSource

@@ -11,8 +11,8 @@ import numpy as np
 from cairn.interop.conversion.boxes import Box, whole_box
 from cairn.interop.conversion.ops import Array, Shape
 from cairn.interop.errors import ConfigError, ConversionError
-from cairn.interop.weights.quantized.fp8 import FP8
-from cairn.interop.weights.quantized.mxfp4 import MXFP4
+from cairn.interop.weights.fp8 import FP8
+from cairn.interop.weights.mxfp4 import MXFP4
 from cairn.interop.weights.weight_source import QuantizedTensor, RowSource, WeightSource
 
 __all__ = ["QUANTIZATION_KEY", "Dequantized", "QuantizationMethod", "quantization_method"]

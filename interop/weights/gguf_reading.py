@@ -24,7 +24,7 @@ from cairn.interop.conversion.rules import RuleTable
 from cairn.interop.errors import ArgumentError, ConfigError, ConversionError
 from cairn.interop.families.family import Family, get_family, get_gguf_family
 from cairn.interop.families.gguf_form import GGUFContent, GGUFForm
-from cairn.interop.weights.gguf.tokenizer import NO_TOKENIZER_KINDS, as_it_cuts
+from cairn.interop.weights.gguf_tokenizer import NO_TOKENIZER_KINDS, as_it_cuts
 from cairn.interop.weights.source_folder import refuse_pointer
 from cairn.storage.errors import NotFoundError
 

@@ -13,7 +13,7 @@ from cairn import ConversionError, DecoderForCausalLM
 from cairn.interop.weights.files import open_pretrained
 from tests.interop.families.known.test_gpt_oss import EXPERTS
 from tests.interop.families.matrix import SIZES, tiny
-from tests.interop.weights.quantized.quantized_folders import (
+from tests.interop.weights.quantized_folders import (
     FILE,
     FOUR_BITS,
     MXFP4_CONFIG,

@@ -1,1 +1,0 @@
-"""Reader and writer of GGUF files, and of the tokenizers in them."""
