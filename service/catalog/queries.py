@@ -1,16 +1,18 @@
 """Queries for pages of the catalog, and their rows in the form of the API."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import cache
-from typing import Any, Final, NamedTuple
+from functools import cache, lru_cache
+from types import NoneType
+from typing import Any, Final, Literal, NamedTuple
 
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Connection,
     Double,
-    Row,
     Select,
+    and_,
     bindparam,
     cast,
     func,
@@ -37,8 +39,8 @@ from cairn.service.catalog.search_queries import (
     METRIC_COLUMNS,
     RUNS,
     Key,
-    Searched,
     searched_page,
+    typed_parameter,
 )
 from cairn.service.catalog.step_records import state_of
 from cairn.service.filters.expressions import Path
@@ -313,33 +315,67 @@ def search_runs(
         after: Sort key of the last run that the client has; (): start with the first.
         limit: Largest number of runs.
     """
-    in_roots = RunRow.root.in_(list(roots))
+    build = _search_page if search.filter is None else _search_page.__wrapped__
+    dialect = connection.dialect.name
     width = len(RunColumns._fields)
 
-    def page(entries: Select[Any], of: Searched, after: Key, limit: int) -> list[SearchedRun]:
-        dialect = connection.dialect.name
-        query = searched_page(entries, of, search, after=after, limit=limit, dialect=dialect)
-        rows = connection.execute(query).all()  # at once, which takes half the time of one by one
+    def page(which: _Runs, after: Key, limit: int) -> list[SearchedRun]:
+        query = build(search, which, tuple(map(type, after)), dialect)
+        parameters = {"roots": list(roots), "limit": limit}
+        parameters |= {f"after_{n}": part for n, part in enumerate(after) if part is not None}
+        rows = connection.execute(query, parameters).all()  # one by one takes twice as long
         return [(RunColumns._make(row[:width]), tuple(row[width:])) for row in rows]
 
     first = search.order[0].path if search.order else None
-    if first is None or first.key is None or first.field not in METRIC_COLUMNS:
-        return page(_RUNS.where(in_roots), RUNS, after, limit)
+    if first is None or first.field not in METRIC_COLUMNS:
+        return page("all", after, limit)
     # Runs with a value come in the order of an index; runs without one are another query.
-    column = METRIC_COLUMNS[first.field]
-    is_named = RunMetricRow.name == first.key
     rows: list[SearchedRun] = []
     if not after or after[0] is not None:
-        entries = _RUNS.join(RunMetricRow, RunMetricRow.run_id == RunRow.id)
-        entries = entries.where(is_named, column.is_not(None), in_roots)
-        rows = page(entries, RUNS._replace(joined={first: column}), after, limit)
+        rows = page("with the metric", after, limit)
         after = ()
     if len(rows) < limit:
-        has_value = select(RunMetricRow.run_id).where(is_named, column.is_not(None))
-        entries = _RUNS.where(in_roots, RunRow.id.not_in(has_value))
-        without = RUNS._replace(joined={first: cast(null(), Double())})
-        rows += page(entries, without, after, limit - len(rows))
+        rows += page("without it", after, limit - len(rows))
     return rows
+
+
+_Runs = Literal["all", "with the metric", "without it"]
+"""Runs of a query: all, or by whether they have a value of the metric that sorts them."""
+
+
+@lru_cache(maxsize=128)  # to build a query takes longer than to run it
+def _search_page(
+    search: Search, which: _Runs, after: tuple[type, ...], dialect: str
+) -> Select[Any]:
+    """Build the query for a page of a search for runs.
+
+    Its parameters are `roots`, `limit`, and `after_0` and so on: the parts of a sort key that have
+    a value.
+
+    Args:
+        search: Filter and order.
+        which: Runs of the query.
+        after: Types of the parts of the sort key to start after; (): start with the first run.
+        dialect: Name of the database's dialect.
+    """
+    entries = _RUNS.where(RunRow.root.in_(bindparam("roots", expanding=True)))
+    searched = RUNS
+    if which != "all":
+        metric = search.order[0].path
+        column = METRIC_COLUMNS[metric.field]
+        has_value = and_(RunMetricRow.name == metric.key, column.is_not(None))
+        if which == "with the metric":
+            entries = entries.join(RunMetricRow, RunMetricRow.run_id == RunRow.id).where(has_value)
+            searched = RUNS._replace(joined={metric: column})
+        else:
+            entries = entries.where(RunRow.id.not_in(select(RunMetricRow.run_id).where(has_value)))
+            searched = RUNS._replace(joined={metric: cast(null(), Double())})
+    start = tuple(
+        None if kind is NoneType else typed_parameter(f"after_{n}", kind)
+        for n, kind in enumerate(after)
+    )
+    limit: BindParameter[int] = bindparam("limit")
+    return searched_page(entries, searched, search, after=start, limit=limit, dialect=dialect)
 
 
 SearchedRun = tuple[RunColumns, Key]
@@ -358,38 +394,73 @@ def run_cells(
     """
     if not columns:
         return [[] for _ in runs]
-    ids = [run.id for run in runs]
     names = {path.key for path in columns if path.field in METRIC_COLUMNS}
-    metrics: dict[tuple[int, str], Row[Any]] = {}
-    if names:
-        fields = ("run_id", "name", "last", "last_step", "best", "best_step", "better")
-        query = select(*(getattr(RunMetricRow, field) for field in fields))
-        query = query.where(RunMetricRow.run_id.in_(ids), RunMetricRow.name.in_(names))
-        metrics = {(row[0], row[1]): row for row in connection.execute(query).all()}
+    metrics = _run_metrics(connection, runs, names) if names else {}
     configs: dict[int, dict[str, float | str]] = {}
     if any(path.field == "config" for path in columns):
         configs = run_configs(connection, runs)
+    by_column: list[list[RunColumn]] = []
+    for path in columns:
+        key, text = path.key or "", path.text
+        if path.field == "labels":
+            cells = [RunColumn(field=text, value=run.labels.get(key)) for run in runs]
+        elif path.field == "config":
+            cells = [_config_cell(text, key, configs.get(run.id, {})) for run in runs]
+        else:
+            of_run = metrics.get(key, {})
+            is_best = path.field == "best"
+            cells = [_metric_cell(text, of_run.get(run.id), run, is_best=is_best) for run in runs]
+        by_column.append(cells)
+    return [list(cells) for cells in zip(*by_column, strict=True)]
 
-    def cell(run: RunColumns, field: str, key: str, text: str) -> RunColumn:
-        if field == "labels":
-            return RunColumn(field=text, value=run.labels.get(key))
-        if field == "config":
-            config = configs.get(run.id, {})
-            is_cut = len(config) >= MAX_ENTRIES  # of exactly so many entries none may be left out
-            return RunColumn(
-                field=text, value=config.get(key), unknown=is_cut and key not in config
-            )
-        metric = metrics.get((run.id, key))
-        if metric is None:
-            return RunColumn(field=text, unknown=run.metrics_cut)
-        if field == "best":
-            value = None if metric.best is None else plain_number(metric.best)
-            return RunColumn(field=text, value=value, step=metric.best_step, better=metric.better)
-        value = "nan" if metric.last is None else plain_number(metric.last)
-        return RunColumn(field=text, value=value, step=metric.last_step, better=metric.better)
 
-    parts = [(path.field, path.key or "", path.text) for path in columns]
-    return [[cell(run, *part) for part in parts] for run in runs]
+class MetricColumns(NamedTuple):
+    """Columns of a run's metric that lists show."""
+
+    last: float | None
+    last_step: int
+    best: float | None
+    best_step: int | None
+    better: Better | None
+
+
+_METRICS: Final = select(
+    RunMetricRow.run_id,
+    RunMetricRow.name,
+    *(getattr(RunMetricRow, field) for field in MetricColumns._fields),
+).where(
+    # Numbers in the text of the query: a hundred parameters take longer than the query.
+    RunMetricRow.run_id.in_(bindparam("runs", expanding=True, literal_execute=True)),
+    RunMetricRow.name.in_(bindparam("names", expanding=True)),
+)
+
+
+def _run_metrics(
+    connection: Connection, runs: Sequence[RunColumns], names: Collection[str | None]
+) -> dict[str, dict[int, MetricColumns]]:
+    """Return the metrics of some runs by name and run."""
+    metrics: dict[str, dict[int, MetricColumns]] = {}
+    parameters = {"runs": [run.id for run in runs], "names": list(names)}
+    for row in connection.execute(_METRICS, parameters).all():
+        metrics.setdefault(row[1], {})[row[0]] = MetricColumns._make(row[2:])
+    return metrics
+
+
+def _config_cell(text: str, key: str, config: Mapping[str, float | str]) -> RunColumn:
+    is_cut = len(config) >= MAX_ENTRIES  # of exactly so many entries none may be left out
+    return RunColumn(field=text, value=config.get(key), unknown=is_cut and key not in config)
+
+
+def _metric_cell(
+    text: str, metric: MetricColumns | None, run: RunColumns, *, is_best: bool
+) -> RunColumn:
+    if metric is None:
+        return RunColumn(field=text, unknown=run.metrics_cut)
+    if is_best:
+        value = None if metric.best is None else plain_number(metric.best)
+        return RunColumn(field=text, value=value, step=metric.best_step, better=metric.better)
+    value = "nan" if metric.last is None else plain_number(metric.last)
+    return RunColumn(field=text, value=value, step=metric.last_step, better=metric.better)
 
 
 def run_rows(

@@ -272,9 +272,8 @@ class Index:
         self.scan_seconds.pop(root, None)
 
     def _last_scan(self, root: str, uri: StoreURI) -> datetime | None:
-        with self.catalog.read() as session:
-            row = rows.find_root(session, root)
-        return row.scanned if row is not None and row.uri == str(uri) else None
+        with self.catalog.query() as connection:
+            return rows.last_scan(connection, root, uri)
 
     def _note_scan(
         self, root: str, uri: StoreURI, began: datetime | None, problem: str | None

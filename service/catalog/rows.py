@@ -205,6 +205,16 @@ def find_root(session: Session, name: str) -> RootRow | None:
     return session.get(RootRow, name)
 
 
+_LAST_SCAN: Final = select(RootRow.scanned).where(
+    RootRow.name == bindparam("root_name"), RootRow.uri == bindparam("root_uri")
+)
+
+
+def last_scan(connection: Connection, name: str, uri: StoreURI) -> datetime | None:
+    """Return the start of a root's last scan; None: it was never scanned at this address."""
+    return connection.scalar(_LAST_SCAN, {"root_name": name, "root_uri": str(uri)})
+
+
 def write_root(
     session: Session, name: str, uri: StoreURI, *, scanned: datetime | None, problem: str | None
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
+    BindParameter,
     ColumnElement,
     Select,
     Text,
@@ -27,6 +28,7 @@ from sqlalchemy import (
     tuple_,
 )
 from sqlalchemy.orm import aliased
+from sqlalchemy.types import TypeEngine
 
 from cairn.service.catalog.entries import (
     has_entries,
@@ -219,7 +221,13 @@ AUDIT: Final = Searched(
 
 
 def searched_page(
-    entries: Select[Any], of: Searched, search: Search, *, after: Key, limit: int, dialect: str
+    entries: Select[Any],
+    of: Searched,
+    search: Search,
+    *,
+    after: Key,
+    limit: int | BindParameter[int],
+    dialect: str,
 ) -> Select[Any]:
     """Build the query for a page of a search; the columns of the sort key follow the entry's.
 
@@ -227,7 +235,8 @@ def searched_page(
         entries: Query of the list.
         of: Fields of the list.
         search: Filter and order.
-        after: Sort key of the last entry that the client has; (): start with the first.
+        after: Sort key of the last entry that the client has, or parameters in place of its values
+            (`typed_parameter`); (): start with the first.
         limit: Largest number of entries.
         dialect: Name of the database's dialect.
     """
@@ -286,9 +295,16 @@ def _bound(value: Any) -> Any:
 
     A parameter of the column's type would cut text, and could not have large integers.
     """
-    if isinstance(value, str):
-        return literal(value, Text())
-    return literal(value, BigInteger()) if isinstance(value, int) else value
+    kind = _PARAMETER_TYPES.get(type(value))
+    return value if kind is None else literal(value, kind)
+
+
+def typed_parameter(name: str, kind: type) -> BindParameter[Any]:
+    """Return a named query parameter for values of a type, as `_bound` does for a value."""
+    return bindparam(name, type_=_PARAMETER_TYPES.get(kind))
+
+
+_PARAMETER_TYPES: Final[Mapping[type, TypeEngine[Any]]] = {str: Text(), int: BigInteger()}
 
 
 def _holds(expression: Expression, of: Searched, dialect: str) -> ColumnElement[bool]:
