@@ -6,8 +6,6 @@ rotary positions, an epsilon, a window) has to be said.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,12 +16,15 @@ from cairn.interop.config.decoder_layers import leaf_shapes
 from cairn.interop.conversion.ops import Shape
 from cairn.interop.conversion.rules import Rule, match
 from cairn.interop.errors import ConversionError
-from cairn.interop.trainers import known
+from cairn.interop.trainers import maxtext, tunix
 from cairn.interop.trainers.maxtext_settings import from_maxtext, is_maxtext, sizes_in
-from cairn.interop.trainers.trainer import HeadRounding, Trainer, TrainerTree, find_trees
+from cairn.interop.trainers.trainer import HeadRounding, TrainerTree, find_trees
 from cairn.storage.counts import count_text
 
-__all__ = ["MappedModel", "known_trainers", "map_model"]
+__all__ = ["TRAINERS", "MappedModel", "map_model"]
+
+TRAINERS: Final = (maxtext.TRAINER, tunix.TRAINER)
+"""The trainers whose trees are known."""
 
 _NEEDED: Final = ("model_type", "max_position_embeddings", "rms_norm_eps", "rope_theta")
 _NEEDED_BY_FAMILY: Final = {
@@ -68,12 +69,6 @@ class MappedModel:
         )
 
 
-def known_trainers() -> list[Trainer]:
-    """Return the trainers whose trees are known."""
-    names = sorted(module.name for module in pkgutil.iter_modules(known.__path__))
-    return [importlib.import_module(f"{known.__name__}.{name}").TRAINER for name in names]
-
-
 def map_model(
     items: Mapping[str, Mapping[str, Shape]],
     described: Mapping[str, Any] | None,
@@ -94,10 +89,9 @@ def map_model(
             all are named; or leaves do not fit the config, and all are listed.
         ConfigError: the config is of an unknown family, or inconsistent.
     """
-    trainers = known_trainers()
-    trees = find_trees(trainers, items)
+    trees = find_trees(TRAINERS, items)
     if len(trees) != 1:
-        raise _not_one(trainers, trees, items, path)
+        raise _not_one(trees, items, path)
     (tree,) = trees
     reading = tree.trainer.read(tree.shapes)
     pairs: bool | None = None
@@ -203,10 +197,7 @@ def _left_out(
 
 
 def _not_one(
-    trainers: list[Trainer],
-    trees: list[TrainerTree],
-    items: Mapping[str, Mapping[str, Shape]],
-    path: str,
+    trees: list[TrainerTree], items: Mapping[str, Mapping[str, Shape]], path: str
 ) -> ConversionError:
     if trees:
         places = ", ".join(f"{tree.item}/{tree.root} ({tree.trainer.name})" for tree in trees)
@@ -218,7 +209,7 @@ def _not_one(
         )
     names = [f"{item}/{name}" for item, shapes in items.items() for name in sorted(shapes)]
     more = ", …" if len(names) > _SHOWN else ""
-    looks = ", ".join(f"{trainer.name} (…{trainer.embedding})" for trainer in trainers)
+    looks = ", ".join(f"{trainer.name} (…{trainer.embedding})" for trainer in TRAINERS)
     return ConversionError(
         path=path,
         expected=f"an item 'model', or the tree of a known trainer: {looks}",

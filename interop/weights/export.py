@@ -20,7 +20,7 @@ from cairn.interop.conversion.rules import Rule, RuleTable, match
 from cairn.interop.conversion.tensor_streams import float_dtype, streams
 from cairn.interop.errors import ConversionError
 from cairn.interop.families.family import get_family
-from cairn.interop.trainers.mapped_model import MappedModel, known_trainers, map_model
+from cairn.interop.trainers.mapped_model import TRAINERS, MappedModel, map_model
 from cairn.interop.trainers.trainer import find_trees
 from cairn.interop.weights.adapter_files import adapter_content, array_source
 from cairn.interop.weights.mapped_leaves import by_stored_leaf, mapped_leaves
@@ -241,7 +241,7 @@ def trainer_of(manifest: Manifest) -> str | None:
     """
     if manifest.plain is None or manifest.model is not None:
         return None
-    trees = find_trees(known_trainers(), _shapes(manifest))
+    trees = find_trees(TRAINERS, _shapes(manifest))
     return trees[0].trainer.name if len(trees) == 1 else None
 
 

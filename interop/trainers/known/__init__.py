@@ -1,1 +1,0 @@
-"""The trainers whose trees are known; each module defines `TRAINER`."""
