@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 import jax
 import numpy as np
 
+from cairn.state.checkpointing.holders import holders_of_slices
 from cairn.state.checkpointing.processes import agreement, background, gather
-from cairn.state.checkpointing.processes import holders as holders_processes
 from cairn.state.checkpointing.restores.host_memory import HostMemory
 from cairn.state.checkpointing.restores.local_leaves import PendingLeaf
 from cairn.state.checkpointing.restores.read_plan import (
@@ -66,7 +66,7 @@ def _shared(
         info, sharding = infos[path], target.sharding
         if info.chunks is None or sharding is None or sharding.is_fully_addressable:
             continue
-        slices = holders_processes.holders_of_slices(sharding, info.shape)
+        slices = holders_of_slices(sharding, info.shape)
         if any(len(holders) > 1 for holders in slices.values()):
             shape = sharding.shard_shape(info.shape)
             shared[path] = SharedLeaf(path, info.dtype.itemsize, info.chunks, shape, slices)

@@ -10,7 +10,7 @@ import numpy as np
 
 from cairn.state.checkpointing.leaf_forms import dtype_name, is_key_dtype, why_no_plain_array
 from cairn.state.checkpointing.restores.host_memory import HostMemory, Slot
-from cairn.state.checkpointing.weak_types import weakly_typed
+from cairn.state.checkpointing.restores.weak_types import weakly_typed
 from cairn.storage.arrays.box_buffers import BoxBuffer, aligned_empty, origin_of
 from cairn.storage.errors import TreeMismatchError
 from cairn.storage.reading.item_arrays import LeafInfo

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cairn.state.checkpointing.holders import holders_of_slices
 from cairn.state.checkpointing.leaf_forms import is_key_dtype, store_form
-from cairn.state.checkpointing.processes import holders as holders_processes
 from cairn.state.checkpointing.saves.host_buffers import copy_all
 from cairn.storage.arrays.box_buffers import origin_of
 from cairn.storage.arrays.chunks import ChunkShapes, inner_chunk_shape, outer_shard_shape
@@ -522,7 +522,7 @@ def _layout(
     shape: tuple[int, ...], itemsize: int, sharding: jax.sharding.Sharding, columns: bool
 ) -> ArrayLayout:
     """Return the stored layout of arrays of this shape and sharding; cached."""
-    holders = holders_processes.holders_of_slices(sharding, shape)
+    holders = holders_of_slices(sharding, shape)
     first: dict[tuple[int, ...], int] = {}
     for number, index in enumerate(sharding.addressable_devices_indices_map(shape).values()):
         first.setdefault(origin_of(index), number)
