@@ -19,6 +19,7 @@ from cairn import (
     DecoderConfig,
     DecoderForCausalLM,
     EasyDeLState,
+    ExpertsConfig,
     Run,
     SaveHandle,
     make_optimizer,
@@ -138,7 +139,23 @@ def to_host(state: EasyDeLState, folder: str) -> dict[str, Any]:
         "torch": digest(tensors),
         "folder": [sorted(names), there],
         "imported": digest(weights) == digest(flatten(gathered.params)),
+        "experts_imported": experts_come_back(f"{folder}-experts"),
     }
+
+
+def experts_come_back(folder: str) -> bool:
+    """Write a model with a file for each tensor, of which a leaf of experts becomes several."""
+    experts = ExpertsConfig(count=2, per_token=1, intermediate_size=64)
+    config = dataclasses.replace(SMALL, model_type="mixtral", vocab_size=128, experts=experts)
+    model = DecoderForCausalLM(config, rngs=nnx.Rngs(0))
+    model.shard_model()
+    model.save_pretrained(folder, max_shard_size=1)
+    again = DecoderForCausalLM.from_pretrained(folder)
+    first, second = (
+        digest(flatten(gather_tree(nnx.to_pure_dict(nnx.state(each, nnx.Param)))))
+        for each in (model, again)
+    )
+    return first == second
 
 
 def resume(

@@ -112,6 +112,10 @@ def test_gathered_and_exported_states_hold_every_value(trained, alone):
         assert one["imported"]
 
 
+def test_a_leaf_of_experts_whose_tensors_lie_in_several_files_is_exported(trained):
+    assert [one["experts_imported"] for one in trained] == [True, True]
+
+
 def test_four_processes_read_little_more_than_the_checkpoint(by_four, runs):
     _, aligned, across = by_four
     run = Run.open(runs[0])

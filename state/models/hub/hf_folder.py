@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -160,21 +160,14 @@ def write_folder(
         for shard in shards:
             if jax.process_count() > 1:
                 # Gathering is a collective: all processes do it in the same order, in no thread.
-                paths = dict.fromkeys(p for t in shard.tensors for p in leaves_of[t.name])
-                weights.fetched = _fetched(weights, paths)
+                weights.fetched = {}  # a leaf of two files is gathered twice, on all processes
+                for path in dict.fromkeys(p for t in shard.tensors for p in leaves_of[t.name]):
+                    array = weights.fetch(path)
+                    if jax.process_index() == 0:
+                        weights.fetched[path] = array
             _on_first(partial(folder.write_shard, shard))
         _on_first(finish)
     return [*written, *small]
-
-
-def _fetched(weights: _Weights, paths: Iterable[str]) -> dict[str, Array]:
-    """Gather weights and return them by path on process 0; empty on the others, which take part."""
-    fetched = {}
-    for path in paths:
-        array = weights.fetch(path)
-        if jax.process_index() == 0:
-            fetched[path] = array
-    return fetched
 
 
 def _on_first(write: Callable[[], object]) -> None:
