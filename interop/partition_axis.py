@@ -10,10 +10,18 @@ from typing import Any, ClassVar
 from cairn.interop.errors import ArgumentError
 from cairn.storage.counts import count_text
 
-__all__ = ["AxisEntry", "PartitionAxis"]
+__all__ = ["MESH_AXES", "AxisEntry", "PartitionAxis", "entry_axes"]
+
+MESH_AXES = ("dp", "fsdp", "tp", "sp")
+"""Data parallel, fully sharded data parallel, tensor parallel, sequence parallel."""
 
 AxisEntry = str | tuple[str, ...] | None
 """Mesh axis that splits a dimension, or several together; None: the dimension is not split."""
+
+
+def entry_axes(entry: Any) -> tuple[str, ...]:
+    """Return the mesh axes that an entry of a spec names; () for None."""
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
 @dataclass(frozen=True)
@@ -93,8 +101,11 @@ class PartitionAxis:
         axes = tuple(mesh_axes)
         problems = []
         for field, entry in self.to_dict().items():
-            names = (entry,) if isinstance(entry, str) else entry or ()
-            problems += [f"{field} names mesh axis {name!r}" for name in names if name not in axes]
+            problems += [
+                f"{field} names mesh axis {name!r}"
+                for name in entry_axes(entry)
+                if name not in axes
+            ]
         return problems
 
     def to_dict(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeGuard
 
 from cairn.installation import missing_extra
 from cairn.interop.config.hf_keys import unread_keys
@@ -22,7 +22,7 @@ from cairn.interop.config.written_init import (
     written_parent,
 )
 from cairn.interop.errors import ConfigError
-from cairn.interop.partition_axis import PartitionAxis
+from cairn.interop.partition_axis import MESH_AXES, PartitionAxis
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, PartitionSpec
@@ -73,7 +73,7 @@ class EDPretrainedConfig(Sealed):
 
     model_type: str = ""
     sharding_axis_dims: tuple[int, ...] = (1, -1, 1, 1)
-    sharding_axis_names: tuple[str, ...] = ("dp", "fsdp", "tp", "sp")
+    sharding_axis_names: tuple[str, ...] = MESH_AXES
     sharding_dcn_axis_dims: tuple[int, ...] | None = None
     partition_axis: PartitionAxis | None = None
     tokenizer_files: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False)
@@ -137,7 +137,7 @@ class EDPretrainedConfig(Sealed):
                 continue
             if len(sizes) != len(names):
                 problems.append(f"{name} {sizes} and sharding_axis_names {names} differ in length")
-            if not all(_is_integer(size) for size in sizes):
+            if not all(is_integer(size) for size in sizes):
                 problems.append(f"{name} {sizes} must be integers")
             elif any(size != -1 and size < 1 for size in sizes) or sizes.count(-1) > 1:
                 problems.append(f"{name} {sizes} must be positive, with at most one -1")
@@ -281,7 +281,8 @@ def jsonable(value: Any) -> Any:
     return value
 
 
-def _is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
+    """Return whether a value is an integer; True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

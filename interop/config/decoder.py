@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from cairn.interop import registry
-from cairn.interop.config.base import EDPretrainedConfig, jsonable, tuples
+from cairn.interop.config.base import EDPretrainedConfig, is_integer, jsonable, tuples
 from cairn.interop.config.experts import ExpertsConfig
 from cairn.interop.config.latent_attention import LatentAttentionConfig
 from cairn.interop.config.rope import RopeConfig
@@ -404,4 +404,4 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
 
 
 def _is_positive_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return is_integer(value) and value > 0

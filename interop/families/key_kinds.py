@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Set
 from types import MappingProxyType
 from typing import Any, Final
 
+from cairn.interop.config.base import is_integer
 from cairn.interop.config.hf_keys import DROPOUTS
 
 __all__ = [
@@ -84,10 +85,6 @@ _TEXTS: Final = frozenset(
 )
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -103,16 +100,16 @@ def _is_text(value: object) -> bool:
 Kind = tuple[str, Callable[[Any], bool]]
 
 FLAG: Final[Kind] = ("true or false", lambda value: isinstance(value, bool))
-COUNT: Final[Kind] = ("a positive integer", lambda value: _is_whole(value) and value > 0)
+COUNT: Final[Kind] = ("a positive integer", lambda value: is_integer(value) and value > 0)
 COUNT_OR_ZERO: Final[Kind] = (
     "an integer, 0 or more",
-    lambda value: _is_whole(value) and value >= 0,
+    lambda value: is_integer(value) and value >= 0,
 )
 POSITIVE: Final[Kind] = ("a positive number", lambda value: is_number(value) and value > 0)
 NUMBER: Final[Kind] = ("a number", is_number)
 TEXT: Final[Kind] = ("a text", _is_text)
 TEXTS: Final[Kind] = ("a list of texts", _is_list_of(_is_text))
-INTEGERS: Final[Kind] = ("a list of integers", _is_list_of(_is_whole))
+INTEGERS: Final[Kind] = ("a list of integers", _is_list_of(is_integer))
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cairn.interop.partition_axis import entry_axes
 from cairn.interop.placement.process_grid import ProcessGrid
-from cairn.interop.placement.specs import Entries, entry_axes
+from cairn.interop.placement.specs import Entries
 from cairn.storage.reading.leaf_reads import HOST_BYTES, MOST_LOCAL_THREADS, REMOTE_THREADS
 from cairn.storage.reading.local_shards import RUN_BYTES
 from cairn.storage.reading.remote_shards import BUDGET_BYTES

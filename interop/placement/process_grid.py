@@ -7,8 +7,8 @@ from math import prod
 from typing import Final
 
 from cairn.interop.errors import ArgumentError
-from cairn.interop.partition_axis import AxisEntry
-from cairn.interop.placement.specs import MeshSizes, entry_axes, mesh_text
+from cairn.interop.partition_axis import AxisEntry, entry_axes
+from cairn.interop.placement.specs import MeshSizes, mesh_text
 
 __all__ = ["MOST_DEVICES", "ProcessGrid"]
 

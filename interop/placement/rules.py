@@ -9,11 +9,10 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from cairn.interop.partition_axis import AxisEntry, PartitionAxis
+from cairn.interop.partition_axis import MESH_AXES, AxisEntry, PartitionAxis, entry_axes
 from cairn.interop.placement.specs import (
     Entries,
     MeshSizes,
-    entry_axes,
     mesh_text,
     shard_count,
     splitting_axes,
@@ -25,7 +24,6 @@ __all__ = [
     "AUTOMATIC",
     "DEFAULT_AXIS_RULES",
     "LARGE_LEAF_ELEMENTS",
-    "MESH_AXES",
     "AxisRules",
     "ResolvedSpec",
     "RuleMatch",
@@ -35,9 +33,6 @@ __all__ = [
 ]
 
 AxisRules = Mapping[str, AxisEntry]
-
-MESH_AXES = ("dp", "fsdp", "tp", "sp")
-"""Data parallel, fully sharded data parallel, tensor parallel, sequence parallel."""
 
 LARGE_LEAF_ELEMENTS = 16_384
 """Size in elements below which a leaf is replicated without a remark in a plan."""

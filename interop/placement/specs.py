@@ -4,12 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from cairn.interop.partition_axis import AxisEntry
+from cairn.interop.partition_axis import AxisEntry, entry_axes
 
 __all__ = [
     "Entries",
     "MeshSizes",
-    "entry_axes",
     "mesh_text",
     "shard_count",
     "shard_shape",
@@ -21,11 +20,6 @@ Entries = tuple[AxisEntry, ...]
 
 MeshSizes = Mapping[str, int]
 """Number of devices along each mesh axis, by its name, in the mesh's order."""
-
-
-def entry_axes(entry: Any) -> tuple[str, ...]:
-    """Return the mesh axes that an entry of a spec names; () for None."""
-    return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
 def without_trailing_nones(entries: Iterable[Any]) -> Entries:

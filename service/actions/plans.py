@@ -7,9 +7,10 @@ from typing import Any, Final
 from cairn.interop.config.auto import AutoEasyDeLConfig
 from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.errors import ArgumentError, ConfigError, InteropError
+from cairn.interop.partition_axis import MESH_AXES, entry_axes
 from cairn.interop.placement import specs, step_plan
 from cairn.interop.placement.process_grid import ProcessGrid
-from cairn.interop.placement.rules import MESH_AXES, RuleMatch, SpecProblem, axis_units
+from cairn.interop.placement.rules import RuleMatch, SpecProblem, axis_units
 from cairn.interop.placement.step_plan import Layout
 from cairn.service.actions.caches import OpenStep
 from cairn.service.errors import InvalidRequestError
@@ -234,7 +235,7 @@ def _matches(step: OpenStep, rules: list[PlacementRule], sizes: dict[str, int]) 
     """
     problems = []
     for number, (text, spec) in enumerate(rules):
-        axes = [axis for entry in spec for axis in specs.entry_axes(entry)]
+        axes = [axis for entry in spec for axis in entry_axes(entry)]
         errors = [
             f"unknown mesh axis {axis!r}" for axis in dict.fromkeys(axes) if axis not in sizes
         ]

@@ -18,8 +18,8 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from cairn.interop.names import EasyDeLQuantizationMethods
+from cairn.interop.partition_axis import entry_axes
 from cairn.interop.placement.decoder_axes import scale_axes
-from cairn.interop.placement.specs import entry_axes
 from cairn.state.adapters.quantization import METHODS, QuantizationSettings, group_length
 from cairn.state.errors import OptimizerError
 from cairn.state.paths import is_variable, named_leaves

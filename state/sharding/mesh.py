@@ -18,8 +18,8 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
+from cairn.interop.partition_axis import MESH_AXES
 from cairn.interop.placement import specs
-from cairn.interop.placement.rules import MESH_AXES
 from cairn.state.errors import ShardingError
 from cairn.storage.counts import count_text
 

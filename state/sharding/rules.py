@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from cairn.interop.errors import ArgumentError
+from cairn.interop.partition_axis import entry_axes
 from cairn.interop.placement.rules import (
     DEFAULT_AXIS_RULES,
     AxisRules,
@@ -36,7 +37,7 @@ from cairn.interop.placement.rules import (
     axis_units,
     resolve_spec,
 )
-from cairn.interop.placement.specs import Entries, entry_axes, shard_count
+from cairn.interop.placement.specs import Entries, shard_count
 from cairn.state.paths import NamedLeaf, named_leaves
 from cairn.state.sharding.mesh import mesh_of
 from cairn.state.sharding.report import LeafPlacement, ShardingReport, leaf_bytes

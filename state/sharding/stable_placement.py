@@ -16,7 +16,8 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from cairn.interop.placement.specs import entry_axes, splitting_axes
+from cairn.interop.partition_axis import entry_axes
+from cairn.interop.placement.specs import splitting_axes
 from cairn.state.sharding.mesh import compiling_mesh, mesh_of
 from cairn.state.sharding.optimizers import optimizer_shardings
 from cairn.state.sharding.rules import module_plan

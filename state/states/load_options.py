@@ -12,7 +12,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from cairn.interop.dtypes import floating_dtype
 from cairn.interop.errors import ArgumentError, require_known, with_nearest
 from cairn.interop.names import TaskType
-from cairn.interop.placement.rules import MESH_AXES
+from cairn.interop.partition_axis import MESH_AXES
 from cairn.interop.weights.source_folder import refuse_hub_options
 from cairn.state.adapters.quantization_request import DEFAULT_BLOCK_SIZE, QuantizationRequest
 from cairn.state.model_classes import module_class

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, SupportsIndex
 
 from cairn.interop.names import TaskType
-from cairn.interop.placement.rules import MESH_AXES
+from cairn.interop.partition_axis import MESH_AXES
 from cairn.state.checkpointing.saves.save_handle import SaveHandle
 from cairn.state.model_classes import module_class, shipped_decoder
 from cairn.state.states.checkpoint import run_has_saved

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cairn.interop.placement.specs import entry_axes
+from cairn.interop.partition_axis import entry_axes
 from cairn.service.errors import InvalidRequestError
 
 MAX_PARTS: Final = 64

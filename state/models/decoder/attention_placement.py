@@ -8,8 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from cairn.interop.partition_axis import AxisEntry, PartitionAxis
-from cairn.interop.placement.specs import entry_axes
+from cairn.interop.partition_axis import AxisEntry, PartitionAxis, entry_axes
 from cairn.state.sharding.mesh import compiling_mesh
 
 __all__ = ["place_keys", "place_queries"]

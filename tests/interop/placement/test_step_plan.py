@@ -23,9 +23,9 @@ from cairn import (
     make_mesh,
     resolve_checkpoint,
 )
+from cairn.interop.partition_axis import entry_axes
 from cairn.interop.placement.process_grid import ProcessGrid
 from cairn.interop.placement.rules import RuleMatch, axis_units, resolve_spec
-from cairn.interop.placement.specs import entry_axes
 from cairn.interop.placement.step_plan import Layout
 from cairn.state.paths import named_leaves
 from cairn.storage.runs.records.manifest import LeafRecord
