@@ -18,7 +18,6 @@ from jax.sharding import Mesh, NamedSharding
 from cairn.interop.config.base import EDPretrainedConfig
 from cairn.interop.dtypes import floating_dtype
 from cairn.interop.errors import ArgumentError
-from cairn.interop.placement.rules import axis_units
 from cairn.state.adapters.models import abstract_model
 from cairn.state.errors import NotInitializedError
 from cairn.state.models.base import EasyDeLBaseModule
@@ -26,7 +25,7 @@ from cairn.state.models.hub.pretrained import most_common_float
 from cairn.state.models.linen_twin import linen_model, make_twin
 from cairn.state.paths import named_leaves, rebuild
 from cairn.state.sharding.report import leaf_bytes
-from cairn.state.sharding.rules import check_rules, plan
+from cairn.state.sharding.rules import module_plan
 from cairn.state.states.easydel_state import EasyDeLState
 from cairn.storage.store.uri import StoreURI
 
@@ -191,16 +190,9 @@ class EDPretrainedModel:
         Raises:
             ShardingError: if the mesh does not divide some leaves; lists all of them.
         """
-        rules = check_rules(partition_rules)
-        if rules is None:
-            rules = check_rules(self.config.get_partition_rules())
         mesh = self.mesh if mesh is None else mesh
-        axis = self.config.partition_axis
-        axis_rules = None if axis is None else axis.axis_rules()
-        tree = self.params_with_axes()
-        report = plan(
-            tree, mesh, rules=rules, axis_rules=axis_rules, units=axis_units(self.config)
-        ).raise_for_problems()
+        report = module_plan(self.params_with_axes(), self.config, partition_rules, mesh)
+        report.raise_for_problems()
         named: dict[str, Any] = report.shardings(self.params_shape_tree)
         return named
 
