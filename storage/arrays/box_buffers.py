@@ -82,12 +82,11 @@ def overlap(
 
 
 def grid_overlaps(
-    shape: Sequence[int], box: Sequence[int], regions: Sequence[BoxBuffer]
+    box: Sequence[int], regions: Sequence[BoxBuffer]
 ) -> Iterator[tuple[Index, list[BoxBuffer]]]:
     """Yield the boxes of a grid over an array that overlap with at least one region.
 
     Args:
-        shape: shape of the array.
         box: shape of a box of the grid; boxes at the array's end may be smaller.
         regions: boxes of the array that are to be filled.
 

@@ -56,7 +56,7 @@ class DirectReads:
         """
         values = np.empty(shape, self._cut.dtype)
         region = BoxBuffer(tuple(origin), values)
-        for start, touching in grid_overlaps(self._checked.shape, self._cut.cut.shard, [region]):
+        for start, touching in grid_overlaps(self._cut.cut.shard, [region]):
             self._local.read(self._cut, start, touching)
         return values
 
@@ -69,7 +69,7 @@ class DirectReads:
         shape = [part.stop - part.start for part in box]
         region = BoxBuffer(origin, np.broadcast_to(nothing, shape))
         with suppress(StorageError):
-            for start, _ in grid_overlaps(self._checked.shape, self._cut.cut.shard, [region]):
+            for start, _ in grid_overlaps(self._cut.cut.shard, [region]):
                 self._local.ask(self._cut, start, region)
 
     def submit(self, origin: Sequence[int], shape: Sequence[int]) -> Future[np.ndarray]:

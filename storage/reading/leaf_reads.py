@@ -70,7 +70,7 @@ class LeafReads:
         if cut is None or cut.place is None:
             return None
         pieces: list[Piece] = []
-        for origin, touching in grid_overlaps(info.shape, cut.cut.shard, regions):
+        for origin, touching in grid_overlaps(cut.cut.shard, regions):
             stored = [
                 BoxBuffer(region.origin, region.values.view(cut.dtype)) for region in touching
             ]
@@ -94,11 +94,11 @@ class LeafReads:
         """
         cut = self._arrays.stored_cut(info.path)
         if self._local is not None and cut is not None:
-            for origin, touching in grid_overlaps(info.shape, cut.cut.shard, regions):
+            for origin, touching in grid_overlaps(cut.cut.shard, regions):
                 yield _local_task(self._local, cut, origin, touching)
             return
         box = self._arrays.read_box(info)
-        for origin, touching in grid_overlaps(info.shape, box, regions):
+        for origin, touching in grid_overlaps(box, regions):
             yield self._task(info, origin, box, touching)
 
     def whole_chunks(self, info: LeafInfo, regions: Sequence[BoxBuffer]) -> list[WholeChunk] | None:

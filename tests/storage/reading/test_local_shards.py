@@ -59,7 +59,7 @@ class Item:
         regions = [BoxBuffer(at, one) for (at, _), one in zip(parts, memory, strict=True)]
         shards = local or LocalShards(parse_uri(self.folder))
         shard = self.cuts[path].shard
-        for origin, touching in grid_overlaps(array.shape, shard, regions):
+        for origin, touching in grid_overlaps(shard, regions):
             shards.read(self.cut(path), origin, touching)
         return memory
 
