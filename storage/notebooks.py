@@ -67,7 +67,11 @@ def never_raises(shown: Callable[[Self], str]) -> Callable[[Self], str]:
         try:
             return shown(self)
         except Exception as error:  # any: see the docstring
-            return html_table(type(self).__name__, [(type(error).__name__, _error_text(error))])
+            try:
+                text = str(error)
+            except Exception:  # a foreign `__str__` may raise
+                text = "can't be told"
+            return html_table(type(self).__name__, [(type(error).__name__, text)])
 
     return _repr_html_
 
@@ -82,13 +86,6 @@ def size_cell(nbytes: int | None) -> str | None:
             return f"{nbytes} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:.1f} TB"
-
-
-def _error_text(error: Exception) -> str:
-    try:
-        return str(error)
-    except Exception:  # a foreign `__str__` may raise
-        return "can't be told"
 
 
 def _text(value: object) -> str:

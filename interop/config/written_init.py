@@ -136,7 +136,11 @@ def refuse_changed(
         if not _is_same(before, after)
     ]
     if not written:
-        lost += [f"{name}, which is no field, would be lost" for name in _not_kept(type(config))]
+        fields = {field.name for field in dataclasses.fields(config)}
+        _, *parameters = inspect.signature(type(config).__init__).parameters
+        lost += [  # `InitVar`s are such parameters
+            f"{name}, which is no field, would be lost" for name in parameters if name not in fields
+        ]
     if lost:
         raise ConfigError(
             path=type(config).__name__,
@@ -183,13 +187,6 @@ def _is_same(before: Any, after: Any) -> bool:
         return len(before) == len(after) and all(_is_same(*pair) for pair in pairs)
     # NaN != NaN, but it is the same setting.
     return before is after or bool(before == after) or (before != before and after != after)
-
-
-def _not_kept(config_class: type[Any]) -> list[str]:
-    """Return the names of a dataclass's InitVars, which are parameters but no fields."""
-    names = {field.name for field in dataclasses.fields(config_class)}
-    _, *parameters = inspect.signature(config_class.__init__).parameters
-    return [name for name in parameters if name not in names]
 
 
 def _check_parameters(

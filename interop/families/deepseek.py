@@ -40,21 +40,18 @@ LATENT_KEYS = frozenset(
 """Keys that both versions read; `auto_map` names code that transformers has built in."""
 
 
-def read_latent(
-    data: Mapping[str, Any], options: Mapping[str, Any], *, query_rank: int
-) -> dict[str, Any]:
+def read_latent(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of latent attention and its rotary positions.
 
     Args:
         data: content of config.json.
         options: options read so far.
-        query_rank: rank of the queries if config.json has no `q_lora_rank`.
 
     Raises:
         ConfigError: some sizes contradict those from which they follow.
     """
     latent = LatentAttentionConfig(
-        query_rank=data.get("q_lora_rank", query_rank),
+        query_rank=data.get("q_lora_rank", 1536),
         key_value_rank=data.get("kv_lora_rank", 512),
         content_dim=data.get("qk_nope_head_dim", 128),
         rotary_dim=data.get("qk_rope_head_dim", 64),

@@ -105,15 +105,11 @@ def find_trees(
                     continue
                 if OPTIMIZER_PARTS & {*root.split("/")}:
                     continue
-                inside = {
-                    name.removeprefix(root): shape
-                    for name, shape in shapes.items()
-                    if name.startswith(root) and not _of_optimizer(name.removeprefix(root))
-                }
+                inside = {}
+                for name, shape in shapes.items():
+                    below = name.removeprefix(root)
+                    if name.startswith(root) and below.split("/")[0] not in OPTIMIZER_PARTS:
+                        inside[below] = shape
                 left = tuple(name for name in shapes if name.removeprefix(root) not in inside)
                 trees.append(TrainerTree(trainer, item, root, inside, left))
     return trees
-
-
-def _of_optimizer(path: str) -> bool:
-    return path.split("/")[0] in OPTIMIZER_PARTS

@@ -47,7 +47,7 @@ from cairn.state.checkpointing.saves.save_options import SaveOptions
 from cairn.state.checkpointing.saves.staging import pinned_budget
 from cairn.state.checkpointing.skipped_steps import pop_skipped
 from cairn.storage.arrays.data_files import Compression
-from cairn.storage.errors import InvalidURIError, PolicyError, SaveError, StorageError
+from cairn.storage.errors import InvalidURIError, PolicyError, SaveError
 from cairn.storage.runs.damage import OnDamage, doubtful_steps
 from cairn.storage.runs.history import RunListing
 from cairn.storage.runs.lease import LEASE_TTL_SECONDS
@@ -213,7 +213,7 @@ class Checkpointer:
         with self._lock:
             self._refuse_fork()
             self._refuse_closed()
-            agreement.agree(self._take_run)
+            agreement.agree(lambda: self._writer.begin(self._create_run()))
             exit_guard.guard(self)
             if like is not None and self._pinning is None:
                 arrays = [leaf for leaf in jax.tree.leaves(like) if isinstance(leaf, jax.Array)]
@@ -316,7 +316,10 @@ class Checkpointer:
             with deadline_after(options.deadline):
                 handle, work = self._save(step, items, options)
         except Exception as exc:
-            record_refusal(exc, step=_number_of(step), uri=self.uri)
+            number = -1  # if `step` is none
+            with contextlib.suppress(InvalidURIError):
+                number = check_step(step)
+            record_refusal(exc, step=number, uri=self.uri)
             raise
         handle.blocked_seconds = time.monotonic() - called
         try:
@@ -382,7 +385,10 @@ class Checkpointer:
                 if trees.waves > 1:
                     work.go()
                 if not trees.copy_rest(deadline_seconds_left()):
-                    raise _not_copied(handle, trees.waves)
+                    handle.abandon(
+                        f"arrays that were not on the host at the deadline, in {trees.waves} waves"
+                    )
+                    handle.wait()  # raises its error, so that the next save does not
                 handle.staging, handle.waves = trees.staging, trees.waves
             except BaseException as exc:
                 if trees is not None:
@@ -409,7 +415,7 @@ class Checkpointer:
             self._host_memory = host_memory
             if buffers is not None and self._buffers is not None:
                 self._buffers.limit = buffers.limit
-            elif self._buffers is None or buffers is None:
+            else:
                 self._buffers = buffers
 
     def _dedup_of(self, item: str) -> Dedup:
@@ -634,31 +640,28 @@ class Checkpointer:
             "ends.",
         )
 
-    def _take_run(self) -> int:
-        """Begin an attempt, unless this writer has one, and return it. Process 0 calls this."""
-        listing = self._create_run()
-        self._skip_damaged()
-        return self._writer.begin(listing)
-
     def _claim(self, step: int, overwrite: bool) -> tuple[int, str]:
         """Return the attempt to write `step` in, and a random name for the save.
 
         Process 0 calls this.
         """
         listing = self._create_run()
-        self._skip_damaged()
         return self._writer.claim(step, overwrite=overwrite, listing=listing), secrets.token_hex(8)
 
-    def _skip_damaged(self) -> None:
+    def _create_run(self) -> RunListing | None:
+        """Create the run unless it exists; pass the damaged steps that were skipped to the writer.
+
+        Returns:
+            The listing of the run; None if this writer has an attempt.
+        """
+        self._writer.check()
+        listing = None
+        if self._writer.attempt is None:
+            _, listing = Run.begin(self.uri, environment=job_environment(), clock=self._clock)
         skipped = pop_skipped(self.uri)
         if skipped is not None:
             self._writer.skip_damaged(skipped)
-
-    def _create_run(self) -> RunListing | None:
-        self._writer.check()
-        if self._writer.attempt is not None:
-            return None
-        return Run.begin(self.uri, environment=job_environment(), clock=self._clock)[1]
+        return listing
 
 
 def _forget_runs() -> None:
@@ -667,24 +670,6 @@ def _forget_runs() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_runs)
-
-
-def _number_of(step: SupportsIndex) -> int:
-    """Return the step's number; -1 if it is not a valid step."""
-    try:
-        return check_step(step)
-    except InvalidURIError:
-        return -1
-
-
-def _not_copied(handle: SaveHandle, waves: int) -> BaseException:
-    """Abandon a save whose arrays were not on the host in time; return the error to raise."""
-    handle.abandon(f"arrays that were not on the host at the deadline, in {waves} waves")
-    try:
-        handle.wait()  # marks the error as raised, so that the next save does not raise it
-    except StorageError as exc:
-        return exc
-    return SaveError("the save was abandoned", path=handle.uri)  # not reached: `wait` raises
 
 
 def _check_ttl(seconds: Any) -> None:

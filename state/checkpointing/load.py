@@ -163,7 +163,7 @@ def agreed_step(find: Callable[[], StepInfo]) -> StepInfo:
     Raises:
         StorageError: `find` raised on process 0; raised on every process.
     """
-    return _step_info(agreement.agree(_as_dict, find))
+    return _step_info(agreement.agree(lambda: asdict(find())))
 
 
 def agreed_checkpoint(ref: CheckpointRef, *, damaged: OnDamage = "refuse") -> tuple[Run, StepInfo]:
@@ -207,10 +207,6 @@ def check_on_damage(damaged: Any) -> None:
             found=repr(damaged),
             next_step="Leave it out to refuse the step; a damaged step is loaded by its number.",
         )
-
-
-def _as_dict(find: Callable[[], StepInfo]) -> dict[str, Any]:
-    return asdict(find())
 
 
 def _step_info(step: Mapping[str, Any]) -> StepInfo:

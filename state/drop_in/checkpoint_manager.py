@@ -832,20 +832,21 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             same=lambda number: {"step": number},
             error=UnsupportedFormatError,
         )
-        info = agreed_step(lambda: self._latest(number) if step is None else self._run.step(number))
+
+        def find() -> StepInfo:
+            info = self._run.step(number)
+            if step is not None or known_damage(self._run, (info.step, info.attempt)) is None:
+                return info
+            # The latest has been found damaged since.
+            return resolve_step(self._run, CheckpointRef(run=self._uri), damaged=self._damaged)
+
+        info = agreed_step(find)
         if step is None and info.step < number:
             above = [
                 (other.step, other.attempt) for other in self._steps() if other.step > info.step
             ]
             record_skipped(self._uri, above)
         return info
-
-    def _latest(self, number: int) -> StepInfo:
-        """Return the step; if it has been found damaged since, the step to use instead."""
-        info = self._run.step(number)
-        if known_damage(self._run, (info.step, info.attempt)) is None:
-            return info
-        return resolve_step(self._run, CheckpointRef(run=self._uri), damaged=self._damaged)
 
     def _numbered(self, step: SupportsIndex | None) -> int:
         number = max(self.all_steps(), default=None) if step is None else check_step(step)

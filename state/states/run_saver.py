@@ -320,7 +320,13 @@ class RunSaver:
                 return self._save(state, last, reason)
         if refusal is not None:
             raise refusal
-        return None if reason is None else self._supersede(number, reason)
+        if reason is None:
+            return None
+        assert self._begun is not None
+        self._last = superseded_save(step=number, uri=self.uri, by=self._begun.step)
+        self._last.reason = reason
+        record_outcome(self._last)
+        return self._last
 
     @call_of_save()
     def save(
@@ -416,7 +422,10 @@ class RunSaver:
             "labels": _copied(labels),
             "extras": _copied(extras),
         }
-        directions = self._directions(metrics, better)
+        directions = dict(better or {})
+        best = self.policy.best
+        if best is not None and best.metric in (metrics or {}):
+            directions.setdefault(best.metric, best.mode)
         if directions:
             options["better"] = directions
         if iterators is None:
@@ -428,26 +437,12 @@ class RunSaver:
         except StorageError as exc:
             return {**options, "iterators": iterators}, exc
 
-    def _directions(
-        self, metrics: Mapping[str, Any] | None, better: Mapping[str, Better] | None
-    ) -> dict[str, Better]:
-        """Return which values are better, that of the policy's metric included."""
-        directions = dict(better or {})
-        best = self.policy.best
-        if best is not None and best.metric in (metrics or {}):
-            directions.setdefault(best.metric, best.mode)
-        return directions
-
     def _is_told_to_end(self) -> bool:
         return self._preemption is not None and self._preemption.announced
 
     def _has_saved(self, number: int) -> bool:
         begun = self._begun
         return begun is not None and begun.step == number and begun.state in _KEPT
-
-    def _has_begun(self, last: _LastStep | None) -> bool:
-        begun = self._begun
-        return begun is not None and self._begun_at is last and begun.state in _KEPT
 
     def _unsaved_parts(self, state: StateOrTrees, options: Options) -> list[str]:
         """Return the differences from the previous save, such as "metrics 'loss'"; may be empty."""
@@ -474,14 +469,6 @@ class RunSaver:
         )
         self._last = self._refused(error, number)
         return error
-
-    def _supersede(self, number: int, reason: DueReason) -> SaveHandle:
-        assert self._begun is not None
-        handle = superseded_save(step=number, uri=self.uri, by=self._begun.step)
-        handle.reason = reason
-        record_outcome(handle)
-        self._last = handle
-        return handle
 
     def _save(self, state: StateOrTrees, last: _LastStep, reason: DueReason) -> SaveHandle:
         """Start a save of the state, and return its handle."""
@@ -539,8 +526,9 @@ class RunSaver:
         deadline = began + self.policy.deadline_seconds
         current = self._due.previous
         assert current is not None
-        if not votes(self._has_saved(current) or self._has_begun(last)).all():
-            before = self._begun
+        before = self._begun
+        is_begun = before is not None and self._begun_at is last and before.state in _KEPT
+        if not votes(self._has_saved(current) or is_begun).all():
             in_time = before is None or before.ended(max(0.0, deadline - time.monotonic()))
             if before is not None and not votes(in_time).all():
                 self._abandon(before)

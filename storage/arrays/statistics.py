@@ -90,8 +90,13 @@ class RunningStatistics:
             TypeError: `dtype` is another one.
         """
         self._floating = is_floating(dtype)
-        if not (self._floating or dtype == np.bool_ or _is_integer(dtype)):
-            raise TypeError(f"{dtype.name}: expected bool, integers or floating numbers")
+        if not self._floating and dtype != np.bool_:
+            try:
+                ml_dtypes.iinfo(dtype)
+            except ValueError:
+                raise TypeError(
+                    f"{dtype.name}: expected bool, integers or floating numbers"
+                ) from None
         self._dtype = dtype
         self._sums = _Sums()
         self._by_bits: _Numbers | None = None
@@ -319,14 +324,6 @@ class _Bins:
             if count:
                 self._counts[moved] += count
         self._range = (least, most)
-
-
-def _is_integer(dtype: np.dtype[Any]) -> bool:
-    try:
-        ml_dtypes.iinfo(dtype)
-    except ValueError:
-        return False
-    return True
 
 
 def _as_float64(values: _Numbers) -> _Numbers:

@@ -321,21 +321,16 @@ def _unlinked(files: Collection[FileUsage], places: Sequence[Collection[str]]) -
     sizes = [0] * len(places)
     first: dict[object, int] = {}
     for file in files:
-        owner = next((owners[up] for up in _upwards(file.name) if up in owners), None)
-        if owner is None:
+        place = file.name
+        while place and place not in owners:
+            place = place.rpartition("/")[0]
+        if not place:
             continue
         names[file.identity] -= 1
-        owner = first.setdefault(file.identity, owner)
+        owner = first.setdefault(file.identity, owners[place])
         if names[file.identity] == 0:
             sizes[owner] += file.size
     return sizes
-
-
-def _upwards(name: str) -> Iterator[str]:
-    """Yield a name and the folders that contain it, innermost first."""
-    while name:
-        yield name
-        name = name.rpartition("/")[0]
 
 
 def _bytes_below(run: Run, name: str) -> int:

@@ -292,27 +292,18 @@ def start_attempt(
                     overwrites=overwrites,
                 ),
             )
+            if begun is not None:
+                probe.ensure_passed()
         except BaseException:
             with contextlib.suppress(StorageError):  # else the lease expires by itself
                 release(objects, replace(attempt, number=number), clock=clock)
             raise
         if begun is not None:
-            _ensure_sound(objects, probe, begun, clock)
             # An attempt that goes back keeps no step above its base.
             goes_back = lease.durable is not None and lease.durable[0] > begun.base_step
             return Started(begun, stored_lease, goes_back, probe)
         number += 1  # another start was first and may have saved: ask again for the step to keep
         seen = None
-
-
-def _ensure_sound(objects: ObjectStore, probe: Probe, begun: Attempt, clock: Clock) -> None:
-    """Wait for the probe; if the store failed it, give the lease back and raise its error."""
-    try:
-        probe.ensure_passed()
-    except BaseException:
-        with contextlib.suppress(StorageError):  # else it expires by itself
-            release(objects, begun, clock=clock)
-        raise
 
 
 def note_begun(objects: ObjectStore, started: Started) -> Held | None:

@@ -23,7 +23,7 @@ from cairn.interop.families.family import Family
 
 
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    latent = read_latent(data, options, query_rank=1536)
+    latent = read_latent(data, options)
     usual = {"n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 1}
     usual |= {"moe_intermediate_size": 1407, "n_group": 1, "topk_group": 1}
     grouped = data.get("topk_method", "greedy") == "group_limited_greedy"

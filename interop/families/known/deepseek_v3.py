@@ -22,7 +22,7 @@ from cairn.interop.families.family import Family
 
 
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    latent = read_latent(data, options, query_rank=1536)
+    latent = read_latent(data, options)
     usual = {"n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8}
     usual |= {"moe_intermediate_size": 2048, "n_group": 8, "topk_group": 4}
     return latent | read_experts(

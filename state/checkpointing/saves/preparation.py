@@ -162,7 +162,9 @@ def prepare(
     for name in flat:
         _check_name(name)
         views[name] = host_views(flat[name])
-        rest = _without(flat[name], views[name])
+        rest = {}
+        if len(views[name]) < len(flat[name]):
+            rest = {path: leaf for path, leaf in flat[name].items() if path not in views[name]}
         earlier = dedup(name)
         same = earlier.same(rest)
         digests[name] = _digests(name, rest, earlier, same)
@@ -304,12 +306,6 @@ def _may_wait(leaf: jax.Array) -> bool:
         alone = jax.process_count() == 1
         return alone and (not on_host() or bool(jnp.issubdtype(leaf.dtype, jnp.integer)))
     return not on_host()
-
-
-def _without(leaves: Mapping[str, Any], others: Collection[str]) -> dict[str, Any]:
-    if len(others) == len(leaves):
-        return {}
-    return {path: leaf for path, leaf in leaves.items() if path not in others}
 
 
 def _check_type(argument: str, value: object, kinds: tuple[type, ...], expected: str) -> None:

@@ -12,7 +12,7 @@ import platform
 import shutil
 import socket
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -29,7 +29,6 @@ from cairn.state.checkpointing.saves.host_trees import HostTrees
 from cairn.state.checkpointing.saves.leaf_records import with_digests
 from cairn.state.checkpointing.saves.preparation import Save
 from cairn.state.checkpointing.saves.save_handle import SaveHandle
-from cairn.storage.arrays.data_files import StoredFile
 from cairn.storage.arrays.ocdbt import ValueRef
 from cairn.storage.errors import FencedError, SaveError, StorageError, translate_error
 from cairn.storage.runs.records.assets import put_assets
@@ -122,7 +121,10 @@ class SaveJob:
         step, attempt, folder = self.handle.step, self.handle.attempt, self.handle.uri
         # Sync first: the manifest must never be durable before the data that it lists.
         sync_folder(folder)
-        files = [*self.write.files, *_files_of(written)]
+        files = [*self.write.files]
+        for item, tree in written.items():
+            for record in tree.records:
+                files += [file._replace(name=f"{item}/{file.name}") for file in record.files]
         objects = check_files(
             folder, {file.name: file for file in files}, marker=commit_text(folder)
         )
@@ -155,14 +157,6 @@ class SaveJob:
             indexed, self.save.annotation, before=lambda: self.objects.write(name, data)
         )
         self.dedup_sources.remember(names, step=step, attempt=attempt)
-
-
-def _files_of(written: Mapping[str, WrittenTree]) -> Iterator[StoredFile]:
-    """Yield the files of all items, with names relative to the step's folder."""
-    for name, tree in written.items():
-        for record in tree.records:
-            for file in record.files:
-                yield file._replace(name=f"{name}/{file.name}")
 
 
 def _shards_of(written: Mapping[str, WrittenTree]) -> dict[tuple[str, str], list[PlacedShard]]:

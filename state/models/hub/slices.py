@@ -14,7 +14,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from cairn.interop.conversion.box_reads import merge_boxes
-from cairn.interop.conversion.boxes import Box, BoxReads, box_shape, element_count
+from cairn.interop.conversion.boxes import (
+    Box,
+    BoxReads,
+    bounding_box,
+    box_shape,
+    element_count,
+)
 from cairn.interop.conversion.ops import Array
 from cairn.interop.conversion.rules import Rule
 from cairn.interop.weights.weight_source import WeightSource
@@ -125,7 +131,8 @@ def _batches(source: WeightSource, rule: Rule, box_reads: Sequence[BoxReads]) ->
     batch_of = {number: {number} for number in range(len(box_reads))}
     first_at: dict[tuple[int, int], int] = {}
     for read in reads:
-        at = next(n for n, cover in enumerate(covers[read.tensor]) if _lies_in(read.box, cover))
+        boxes = covers[read.tensor]
+        at = next(n for n, box in enumerate(boxes) if bounding_box([read.box, box]) == box)
         first = first_at.setdefault((read.tensor, at), read.slice)
         if batch_of[first] is not batch_of[read.slice]:
             batch_of[first] |= batch_of[read.slice]
@@ -158,10 +165,3 @@ def _arrays(
     for place, box_read in enumerate(reads):
         by_slice[box_read.slice].append(by_place[place])
     return by_slice
-
-
-def _lies_in(box: Box, cover: Box) -> bool:
-    return all(
-        whole.start <= extent.start and extent.stop <= whole.stop
-        for extent, whole in zip(box, cover, strict=True)
-    )
