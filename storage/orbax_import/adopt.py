@@ -190,8 +190,8 @@ def adopt(
 
 def check_adoption(
     folder: StoreURI | str, run: StoreURI | str, *, step: SupportsIndex | None = None
-) -> tuple[int, ...]:
-    """Return the steps that an import would read; nothing is read or written.
+) -> None:
+    """Raise if an import would be refused before it reads a step; nothing is written.
 
     Args:
         folder: as in `adopt`.
@@ -202,8 +202,7 @@ def check_adoption(
         NotFoundError, NotACheckpointError, InvalidURIError, PreconditionFailedError,
         StoreUnavailableError: as in `adopt`, except errors of the import itself.
     """
-    contents, _ = _looked(parse_uri(folder), parse_uri(run), step, utc_now)
-    return tuple(sorted(contents.steps))
+    _looked(parse_uri(folder), parse_uri(run), step, utc_now)
 
 
 def _looked(

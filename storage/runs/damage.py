@@ -73,7 +73,7 @@ def refuse_damaged(
     despite_damage: str | None = None,
     always: bool = False,
     damage: Damage | EllipsisType | None = ...,
-) -> Damage | None:
+) -> None:
     """Raise StepDamagedError if a step is damaged, unless there is a reason to use it anyway.
 
     Args:
@@ -83,9 +83,6 @@ def refuse_damaged(
         always: refuse a damaged step even with a reason.
         damage: the step's damage, if the caller has just read it; by default it is read here.
 
-    Returns:
-        The damage that is accepted for that reason; None if no damage is noted.
-
     Raises:
         StepDamagedError: the step is damaged, and there is no reason.
         UnsupportedFormatError, CorruptionError: the step's annotation can't be read.
@@ -94,7 +91,7 @@ def refuse_damaged(
     key = info.step, info.attempt
     damage = damage_of(run, key) if damage is ... else damage
     if damage is None or (not always and (despite_damage or "").strip()):
-        return damage
+        return
     sound = newest_sound(run, run.history())
     use = "" if sound is None else f"The newest sound step is {step_address(run, sound)}. "
     forced = "; or give despite_damage= a reason to use it as it is" * (not always)

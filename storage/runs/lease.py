@@ -294,14 +294,13 @@ def start_attempt(
             )
             if begun is not None:
                 probe.ensure_passed()
+                # An attempt that goes back keeps no step above its base.
+                goes_back = lease.durable is not None and lease.durable[0] > begun.base_step
+                return Started(begun, stored_lease, goes_back, probe)
         except BaseException:
             with contextlib.suppress(StorageError):  # else the lease expires by itself
                 release(objects, replace(attempt, number=number), clock=clock)
             raise
-        if begun is not None:
-            # An attempt that goes back keeps no step above its base.
-            goes_back = lease.durable is not None and lease.durable[0] > begun.base_step
-            return Started(begun, stored_lease, goes_back, probe)
         number += 1  # another start was first and may have saved: ask again for the step to keep
         seen = None
 

@@ -68,7 +68,7 @@ class Run:
         return [self.first + turn * number for number in range(len(self.by_place[0]))]
 
 
-def find_runs(graphdefs: Sequence[Any], layers: Sequence[Any]) -> list[Run]:
+def find_runs(graphdefs: list[Any], layers: list[Any]) -> list[Run]:
     """Divide layers into runs, each as long as possible.
 
     Args:
@@ -80,7 +80,9 @@ def find_runs(graphdefs: Sequence[Any], layers: Sequence[Any]) -> list[Run]:
     while first < len(layers):
         turn, count = 1, 1
         for length in range(1, min(_LONGEST_TURN, len(layers) - first) + 1):
-            repeats = _repeats(graphdefs, first, length)
+            repeated, repeats = graphdefs[first : first + length], 1
+            while graphdefs[first + repeats * length : first + (repeats + 1) * length] == repeated:
+                repeats += 1
             if (repeats > 1 and repeats * length > turn * count) or length == 1:
                 turn, count = length, repeats
         places = range(first, first + turn)
@@ -89,11 +91,3 @@ def find_runs(graphdefs: Sequence[Any], layers: Sequence[Any]) -> list[Run]:
         runs.append(Run(first, tuple(graphdefs[first : first + turn]), by_place))
         first = stop
     return runs
-
-
-def _repeats(graphdefs: Sequence[Any], first: int, length: int) -> int:
-    """Return how often the structures of the `length` layers from `first` on occur in a row."""
-    turn, count = list(graphdefs[first : first + length]), 1
-    while list(graphdefs[first + count * length : first + (count + 1) * length]) == turn:
-        count += 1
-    return count
