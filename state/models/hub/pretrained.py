@@ -23,6 +23,7 @@ from cairn.interop.weights.export import rule_table
 from cairn.interop.weights.files import PretrainedWeights
 from cairn.interop.weights.weight_source import WeightSource
 from cairn.state.adapters.layers import layers_to_quantize
+from cairn.state.adapters.models import build_abstract
 from cairn.state.adapters.quantization import QuantizationSettings
 from cairn.state.adapters.quantization_request import filled, quantize_layer
 from cairn.state.checkpointing.processes import agreement
@@ -92,16 +93,16 @@ def load_weights(
         "precision": precision,
     }
 
-    def make() -> Model:
-        built: Model = model_class(pretrained.config, **options, rngs=nnx.Rngs(0))
+    def make(rngs: nnx.Rngs) -> Model:
+        built: Model = model_class(pretrained.config, **options, rngs=rngs)
         return built
 
-    model = nnx.eval_shape(make)
+    model = build_abstract(make)
     layers: dict[str, Any] = {}
     if quantization is not None:
         # Try it without arrays, to raise errors before anything is read.
         method, size = quantization.method, quantization.group_size
-        nnx.eval_shape(lambda: make().quantize(method, size, quantization.pattern))
+        build_abstract(lambda rngs: make(rngs).quantize(method, size, quantization.pattern))
         layers = layers_to_quantize(model, quantization)
     graphdef, weights, others = nnx.split(model, is_weight, ...)
     leaves = {named.path: named for named in named_leaves(weights)}
@@ -144,7 +145,7 @@ def load_weights(
         weights = jax.tree.unflatten(jax.tree.structure(weights), ordered)
     if jax.tree.leaves(others):
         # Variables that are no weights get the initial values of the class.
-        others = jax.jit(lambda: nnx.split(make(), is_weight, ...)[2])()
+        others = jax.jit(lambda: nnx.split(make(nnx.Rngs(0)), is_weight, ...)[2])()
     made_of: Model = nnx.merge(graphdef, weights, others)
     return made_of
 
