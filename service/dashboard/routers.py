@@ -1,11 +1,10 @@
-"""Routers of all pages and forms."""
+"""Routers of all pages and their forms."""
 
 from typing import Final
 
 from fastapi import APIRouter
 
 from cairn.service.dashboard import sign_in
-from cairn.service.dashboard.forms.routers import ROUTERS as FORM_ROUTERS
 from cairn.service.dashboard.pages import (
     adopt,
     audit,
@@ -21,7 +20,7 @@ from cairn.service.dashboard.pages import (
     webhooks,
 )
 from cairn.service.dashboard.pages.run import aliases, lineage, steps, storage, writer
-from cairn.service.dashboard.pages.step import config, files, overview, plan, tensor, tensors
+from cairn.service.dashboard.pages.step import config, files, forms, overview, plan, tensor, tensors
 
 ROUTERS: Final[tuple[APIRouter, ...]] = (
     runs.router,
@@ -33,22 +32,25 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     writer.router,
     overview.router,
     overview.store_router,
+    forms.router,
     tensors.router,
     tensor.router,
     config.router,
     files.router,
     plan.router,
     compare.router,
+    compare.store_router,
     compare_runs.router,
+    compare_runs.store_router,
     compare_steps.router,
     operations.router,
     health.router,
+    health.store_router,
     docs.router,
     help.router,
     audit.router,
     keys.router,
     webhooks.router,
-    *FORM_ROUTERS,
 )
 """Routers whose routes require a permission."""
 

@@ -30,6 +30,7 @@ AT_ONCE_BYTES: Final = 256 << 20
 _RUNS: Final = 200
 
 router: Final = page_router()
+store_router: Final = page_router(StorePage)
 
 Name = Annotated[str, Query(pattern=rf"^$|{RUN_PATTERN}", max_length=128)]
 Chosen = Annotated[str, Query(pattern=rf"^([0-9]{{1,15}})?$|{ALIAS_PATTERN}", max_length=128)]
@@ -112,6 +113,7 @@ async def _other_step(
 Other = Annotated[OtherStep, Depends(_other_step)]
 
 
+@store_router.get("/ui/{root}/{run}/steps/{step}/compare")
 def comparison_page(caller: Reader, request: StepRequestDependency, other: Other) -> HTMLResponse:
     """Show the differences of two steps by their digests, without reading values."""
     this, that = _sides(request.plane, caller, request.names, other.names)
@@ -123,6 +125,9 @@ def comparison_page(caller: Reader, request: StepRequestDependency, other: Other
     ]
     nbytes = sum(leaf.this.bytes for leaf in changed if leaf.this is not None)
     kept = {"other_root": that.name.root, "other_run": that.name.run, "other": str(that.name.step)}
+    named = [
+        ("step", f"{side.name.root}/{side.name.run}/{side.name.step}") for side in (this, that)
+    ]
     return request.render(
         "compare/comparison.html",
         diff=diff,
@@ -137,15 +142,11 @@ def comparison_page(caller: Reader, request: StepRequestDependency, other: Other
             addresses.step(*request.names, "compare/values"), kept, prefix=other.prefix
         ),
         kept=kept,
-        meta_url="/compare/steps/meta?"
-        + urlencode([("step", _named(side)) for side in (this, that)]),
+        meta_url=f"/compare/steps/meta?{urlencode(named)}",
     )
 
 
-def _named(side: DiffSide) -> str:
-    return f"{side.name.root}/{side.name.run}/{side.name.step}"
-
-
+@store_router.get("/ui/{root}/{run}/steps/{step}/compare/values")
 def values_part(caller: Reader, request: StepRequestDependency, other: Other) -> Response:
     """Show how much the differing leaves changed. This reads their values."""
     this, that = _sides(request.plane, caller, request.names, other.names)
@@ -164,20 +165,6 @@ def values_part(caller: Reader, request: StepRequestDependency, other: Other) ->
         )
 
     return ValueRead(answer, request.http, request.root, diffs.MAX_COMPARED_MEMORY_BYTES)
-
-
-for _path, _endpoint in (
-    ("/ui/{root}/{run}/steps/{step}/compare", comparison_page),
-    ("/ui/{root}/{run}/steps/{step}/compare/values", values_part),
-):
-    router.add_api_route(
-        _path,
-        _endpoint,
-        methods=["GET"],
-        response_class=HTMLResponse,
-        response_model=None,
-        route_class_override=StorePage,
-    )
 
 
 def _number(plane: ControlPlane, caller: Caller, root: str, run: str, chosen: str) -> int:

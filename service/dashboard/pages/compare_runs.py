@@ -13,6 +13,7 @@ from cairn.service.actions import run_comparison, tensors
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.run_comparison import ComparedRuns, RunName
 from cairn.service.actions.step_meta import read_meta
+from cairn.service.dashboard import addresses
 from cairn.service.dashboard.charts.curves import MAX_CURVES, MAX_POINTS, sample_extremes, smooth
 from cairn.service.dashboard.charts.differences import EntryTable, entry_table, flatten
 from cairn.service.dashboard.page_routes import StorePage, page_router
@@ -27,6 +28,7 @@ MAX_NAMES: Final = 200
 """Largest number of runs in the address of the page; the first `MAX_CURVES` are shown."""
 
 router: Final = page_router()
+store_router: Final = page_router(StorePage)
 
 Names = Annotated[
     list[Annotated[str, Field(max_length=300, pattern=PLAIN_PATTERN)]] | None,
@@ -104,6 +106,7 @@ def curve(
     return JSONResponse(drawn, headers=HEADERS)
 
 
+@store_router.get("/compare/runs/meta")
 def meta_part(
     request: Request,
     caller: Reader,
@@ -121,17 +124,8 @@ def meta_part(
         sides.append(side)
         notes += [f"{one.name}: {note}"] if note else []
     table = entry_table("Saved metadata (meta)", sides, is_equal_shown=equal)
-    return page(request, "compare/meta.html", table=table, heads=_heads(runs), notes=notes)
-
-
-router.add_api_route(
-    "/compare/runs/meta",
-    meta_part,
-    methods=["GET"],
-    response_class=HTMLResponse,
-    response_model=None,
-    route_class_override=StorePage,
-)
+    heads = [(one.name, addresses.run(one.root, one.name)) for one in runs]
+    return page(request, "compare/meta.html", table=table, heads=heads, notes=notes)
 
 
 def _meta(plane: ControlPlane, run: Run) -> tuple[Mapping[str, Any], str]:
@@ -170,11 +164,6 @@ def _tables(compared: ComparedRuns, *, is_equal_shown: bool) -> list[EntryTable]
         )
         for title, entries in sides
     ]
-
-
-def _heads(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Return the heads of a table's columns: the names of runs, and their addresses."""
-    return [(run.name, f"/ui/{run.root}/{run.name}") for run in runs]
 
 
 def _address(path: str, runs: Sequence[Run], **query: object) -> str:

@@ -1,14 +1,15 @@
-"""Jobs and artifacts: `/operations`, `/artifacts`."""
+"""Jobs, their workers and artifacts: `/operations`, `/artifacts`."""
 
 from typing import Annotated, Final
 
-from fastapi import Path, Query, Request
+from fastapi import Path, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
-from cairn.service.access.permission import Operator, Reader
+from cairn.service.access.permission import Operator, Reader, ServerAdministrator
 from cairn.service.actions import aliases, artifacts, workers
 from cairn.service.actions import operations as operations_actions
 from cairn.service.dashboard import snippets
+from cairn.service.dashboard.form_fields import redirect
 from cairn.service.dashboard.page_routes import page_router
 from cairn.service.dashboard.rendering import page
 from cairn.service.dashboard.requests import OperationRequestDependency
@@ -96,3 +97,14 @@ def artifact_page(
         permanent=snippets.permanent_address(description, origin, alias),
         origin=origin,
     )
+
+
+@router.post("/workers/{worker}/take-over")
+def take_over_form(
+    caller: ServerAdministrator,
+    worker: Annotated[str, Path(max_length=128)],
+    plane: PlaneDependency,
+) -> Response:
+    """Hand the unfinished jobs of a dead worker over to other workers."""
+    workers.take_over_worker(plane, caller, worker)
+    return redirect("/operations")

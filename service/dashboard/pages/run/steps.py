@@ -1,4 +1,4 @@
-"""Steps and metric curves of a run: `/ui/{root}/{run}`."""
+"""Steps, metric curves and labels of a run: `/ui/{root}/{run}`."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,11 +7,12 @@ from typing import Annotated, Any, Final
 from fastapi import Query
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from cairn.service.access.permission import Reader
-from cairn.service.actions import activity, failures, runs
+from cairn.service.access.permission import Operator, Reader
+from cairn.service.actions import activity, failures, runs, verify
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.dashboard.charts.timeline import timeline
 from cairn.service.dashboard.damage import damage_job, newest_sound
+from cairn.service.dashboard.form_fields import FormDependency, body_of
 from cairn.service.dashboard.page_routes import page_router
 from cairn.service.dashboard.rendering import HEADERS
 from cairn.service.dashboard.requests import RunRequestDependency
@@ -23,8 +24,16 @@ from cairn.service.dependencies import (
 from cairn.service.filters.expressions import quote
 from cairn.service.filters.fields import CHECKPOINT_FIELDS
 from cairn.service.filters.search import Search
+from cairn.service.http.preconditions import Seen
 from cairn.service.routes.checkpoints import page_of_checkpoints
-from cairn.service.schemas import AVAILABLE, Checkpoint, CheckpointState, States
+from cairn.service.schemas import (
+    AVAILABLE,
+    AnnotateRunRequest,
+    Checkpoint,
+    CheckpointState,
+    States,
+    VerifyRunRequest,
+)
 
 ROWS: Final = 40
 MARKS: Final = 150
@@ -91,10 +100,10 @@ def curves(caller: Reader, request: RunRequestDependency) -> JSONResponse:
     steps = sorted(_listed(request.plane, *request.names), key=lambda checkpoint: checkpoint.step)
     names = metric_names(reversed(steps))
     shown = sample_steps(steps, POINTS)
-    series = {
-        name: [_finite(checkpoint.metrics.get(name)) for checkpoint in shown]
-        for name in names[:CURVES]
-    }
+    series = {}
+    for name in names[:CURVES]:
+        values = [checkpoint.metrics.get(name, math.nan) for checkpoint in shown]
+        series[name] = [value if math.isfinite(value) else None for value in values]
     aliases = [[checkpoint.step, name] for checkpoint in steps for name in checkpoint.aliases]
     drawn = {
         "steps": [checkpoint.step for checkpoint in shown],
@@ -122,10 +131,6 @@ def sample_steps(steps: Sequence[Checkpoint], most: int) -> list[Checkpoint]:
     return [step for at, step in enumerate(steps) if at % apart == 0 or at == last or step.aliases]
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
 def _listed(plane: ControlPlane, root: str, run: str) -> Iterator[Checkpoint]:
     token, read = None, 0
     while read < _MAX_READ:
@@ -135,3 +140,31 @@ def _listed(plane: ControlPlane, root: str, run: str) -> Iterator[Checkpoint]:
         token = listed.next_page_token
         if token is None:
             return
+
+
+@router.post("/ui/{root}/{run}/labels")
+def labels_form(
+    caller: Operator, request: RunRequestDependency, form: FormDependency
+) -> HTMLResponse:
+    """Set a label of the run, or remove it."""
+    body = body_of(AnnotateRunRequest, labels={form.text("name"): form.text("value") or None})
+    changed = runs.annotate_run_labels(
+        request.plane,
+        caller,
+        *request.names,
+        body.labels,
+        seen=Seen(None),  # only one label is set, so no concurrent change of others is overwritten
+    )
+    return request.render("run/labels.html", run=changed)
+
+
+@router.post("/ui/{root}/{run}/verify")
+def verify_run_form(
+    caller: Operator, request: RunRequestDependency, form: FormDependency
+) -> HTMLResponse:
+    """Start to verify the run's records, and those listed steps that the form's `steps` names."""
+    body = body_of(VerifyRunRequest, steps=form.text("steps") or "all")
+    started = verify.verify_run(
+        request.plane, caller, *request.names, steps=body.steps, idempotency_key=None
+    )
+    return request.render("operations/card.html", operation=started)

@@ -8,7 +8,7 @@ from fastapi.responses import HTMLResponse
 from cairn.service.access.permission import Reader
 from cairn.service.actions import plans
 from cairn.service.dashboard.charts.mesh import mesh_of, mesh_text, parse_mesh
-from cairn.service.dashboard.forms.fields import body_of
+from cairn.service.dashboard.form_fields import body_of
 from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.requests import StepRequestDependency
 from cairn.service.schemas import PLAIN_PATTERN, PlanRequest, StepName

@@ -16,7 +16,7 @@ from cairn.service.dashboard.charts.histogram import bars_of
 from cairn.service.dashboard.charts.mesh import mesh_of, mesh_text, parse_mesh, splitting
 from cairn.service.dashboard.charts.picture import png_of
 from cairn.service.dashboard.charts.tensor_tree import trail
-from cairn.service.dashboard.forms.fields import body_of
+from cairn.service.dashboard.form_fields import body_of
 from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.rendering import HEADERS
 from cairn.service.dashboard.requests import StepRequestDependency

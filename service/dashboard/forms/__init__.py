@@ -1,1 +1,0 @@
-"""Routes of the pages' forms. Each calls the same action as the API's route."""
