@@ -24,8 +24,14 @@ def typed_options(options: Mapping[str, Any]) -> dict[str, str]:
             continue
         if name == "max_shard_bytes":
             typed["max_shard_size"] = _typed_size(option)
+        elif option is True:
+            typed[name] = "true"
+        elif isinstance(option, Mapping):  # a trainer's config, which may have hundreds of entries
+            typed[name] = count_text(len(option), "key")
+        elif isinstance(option, list):
+            typed[name] = ",".join(map(str, option))
         else:
-            typed[name] = "true" if option is True else _text(option)
+            typed[name] = str(option)
     return typed
 
 
@@ -38,12 +44,6 @@ def options_text(options: Mapping[str, Any]) -> str:
     """Return the options of an artifact in one line: `format=gguf dtype=q8_0`."""
     typed = typed_options(options).items()
     return " ".join(f"{name}={option}" for name, option in typed) or "default options"
-
-
-def _text(option: object) -> str:
-    if isinstance(option, Mapping):  # a trainer's config, which may have hundreds of entries
-        return count_text(len(option), "key")
-    return ",".join(map(str, option)) if isinstance(option, list) else str(option)
 
 
 def _typed_size(size: int) -> str:

@@ -74,17 +74,15 @@ def _refuse_adopted_elsewhere(
     with plane.catalog.query() as connection:
         rows = queries.runs_adopting(connection, roots, str(folder))
     for row in rows:
-        if row.uri != str(target) and _has_adopted(safe_join(roots[row.root], row.name), folder):
+        if row.uri == str(target):
+            continue
+        try:
+            adopts = Run(safe_join(roots[row.root], row.name)).info().adopts
+        except StorageError:  # unreadable: unknown, so do not block the import
+            continue
+        if adopts == str(folder):  # all of the folder, and not just one checkpoint in it
             raise AlreadyAdoptedError(
                 f"{folder} is imported already, as the run {row.root}/{row.name}. Import it under "
                 "that name to list new steps.",
                 extra={"root": row.root, "run": row.name},
             )
-
-
-def _has_adopted(run: StoreURI, folder: StoreURI) -> bool:
-    """Return whether a run has imported all of a folder, and not just one checkpoint in it."""
-    try:
-        return Run(run).info().adopts == str(folder)
-    except StorageError:  # unreadable: unknown, so do not block the import
-        return False

@@ -1,6 +1,6 @@
 """Exports at stable addresses: by run, checkpoint and options."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from cairn.service.actions.artifacts import artifact_of, file_of
@@ -84,13 +84,11 @@ def _published(
     exports = [export for export in present if export.options == options]
     if exports:
         return stored_run, info, max(exports, key=lambda export: export.rule_version)
-    earlier = ", and exports by the rules of an earlier version" * (len(of_step) > len(present))
-    raise _missing(stored_run, info, root, body, f"{_listed(present)}{earlier}")
-
-
-def _listed(exports: Sequence[ExportManifest]) -> str:
-    texts = sorted({options_text(export.options) for export in exports})
-    return f"exports with {'; '.join(texts)}" if texts else "no export of this step"
+    texts = sorted({options_text(export.options) for export in present})
+    listed = f"exports with {'; '.join(texts)}" if texts else "no export of this step"
+    if len(of_step) > len(present):
+        listed += ", and exports by the rules of an earlier version"
+    raise _missing(stored_run, info, root, body, listed)
 
 
 def _missing(

@@ -25,6 +25,7 @@ def announce(run: str, step: int, attempt: int) -> None:
         step: The step that is durable.
         attempt: The attempt that saved it.
     """
+    global _failed
     url = os.environ.get("CAIRN_URL")
     if not url:
         return
@@ -51,7 +52,7 @@ def announce(run: str, step: int, attempt: int) -> None:
         _complain("%s was not told of step %d of %s: %s", url, step, run, exc)
     else:
         if checkpoint.uri.startswith(f"{run}/"):
-            _done()
+            _failed = False
         else:
             _complain(
                 "%s has another run %s in its root %r: %s. Name the root that is %s by "
@@ -65,8 +66,3 @@ def _complain(message: str, *values: object) -> None:
     if not _failed:
         logger.warning(message, *values)
     _failed = True
-
-
-def _done() -> None:
-    global _failed
-    _failed = False

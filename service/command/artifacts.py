@@ -52,7 +52,12 @@ def artifacts_command(
             errors.print(_none(client, run, step, place), soft_wrap=True, markup=False)
     if console.is_terminal:  # lines, since an id alone is nearly as wide as a terminal
         for artifact, place in zip(listed, addresses, strict=True):
-            console.print(_line(artifact), soft_wrap=True)
+            text = (
+                f"{artifact.kind.value} with {options_text(artifact.options)}: "
+                f"{count_text(len(artifact.files), 'file')}, {Size(artifact.bytes)}, "
+                f"{artifact.created:%Y-%m-%d %H:%M} UTC"
+            )
+            console.print(readable(text), soft_wrap=True)
             console.print(f"  {artifact.id}\n  {place}", soft_wrap=True)
         return
     rows = (
@@ -79,14 +84,6 @@ def _none(client: Client, run: str, step: int, root: str) -> str:
     if having:
         return f"none of step {step}; steps with artifacts: {', '.join(having)}"
     return f"none of step {step}; `cairn convert {root}/{run}/steps/{step}` makes an export"
-
-
-def _line(artifact: Artifact) -> str:
-    return readable(
-        f"{artifact.kind.value} with {options_text(artifact.options)}: "
-        f"{count_text(len(artifact.files), 'file')}, {Size(artifact.bytes)}, "
-        f"{artifact.created:%Y-%m-%d %H:%M} UTC"
-    )
 
 
 def _address(artifact: Artifact, url: str, checkpoint: str) -> str:

@@ -842,7 +842,10 @@ def _run(arguments: Sequence[str]) -> int:
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        return _tell_of_no_room(error, arguments)
+        _drop_output()
+        text = f"standard output: expected it written, found: {os.strerror(error.errno or 0)}"
+        _tell(output_problem(text), text, arguments)
+        return ExitStatus.FAILED
     except SystemExit as ending:  # Typer's answer to a broken pipe
         if isinstance(ending.__context__, BrokenPipeError):
             return _end_quietly()
@@ -889,13 +892,6 @@ def _tell(problem: dict[str, Any], line: str, arguments: Sequence[str]) -> None:
         print(as_json(problem), file=sys.stderr)
     else:
         errors.print(f"cairn: {line}", style="red", soft_wrap=True)
-
-
-def _tell_of_no_room(error: OSError, arguments: Sequence[str]) -> int:
-    _drop_output()
-    text = f"standard output: expected it written, found: {os.strerror(error.errno or 0)}"
-    _tell(output_problem(text), text, arguments)
-    return ExitStatus.FAILED
 
 
 def _end_quietly() -> int:

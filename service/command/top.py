@@ -77,15 +77,11 @@ def top(
         elif console.is_terminal:
             _watch(console, first, source.snapshot, seconds)
         else:
-            _print(first)
-
-
-def _print(activity: Activity) -> None:
-    """Print the tables one below the other, with their titles even if they have no rows."""
-    print_table(console, _RUNS, _run_rows(activity))
-    for titles, rows in ((_SAVES, _save_rows(activity)), (_JOBS, _job_rows(activity))):
-        print(file=console.file)
-        print_table(console, titles, rows)
+            # One table below the other, with their titles even if they have no rows.
+            print_table(console, _RUNS, _run_rows(first))
+            for titles, rows in ((_SAVES, _save_rows(first)), (_JOBS, _job_rows(first))):
+                print(file=console.file)
+                print_table(console, titles, rows)
 
 
 def _watch(console: Console, first: Activity, look: Callable[[], Activity], every: float) -> None:

@@ -78,25 +78,20 @@ class EventDetector:
             row = root_rows[root]
             if row is None or row.uri != str(uri):
                 continue
-            scanned = row.scanned if self._scans else None
-            late = scanned is not None and self._is_late(root, scanned, now)
-            if row.problem is None and not late:
+            is_late = False
+            if self._scans and row.scanned is not None:
+                last, apart = self._scanned.get(root, (row.scanned, 0.0))
+                if row.scanned > last:
+                    apart = (row.scanned - last).total_seconds()
+                self._scanned[root] = row.scanned, apart
+                # Of the time between the last two scans: a large bucket is scanned less often.
+                latest = max(BEHIND_SECONDS, _LATE * apart)
+                is_late = (now - row.scanned).total_seconds() > latest
+            if row.problem is None and not is_late:
                 continue
             looked = None if row.scanned is None else rfc3339(row.scanned)
             detail = {"looked": looked, "problem": row.problem}
             self._tell([NewEvent(EventKind.INDEX_BEHIND, root, "", (looked,), detail)])
-
-    def _is_late(self, root: str, scanned: datetime, now: datetime) -> bool:
-        """Return whether the next scan of a root is overdue.
-
-        This depends on the time between its last two scans, since a large bucket is scanned less
-        often.
-        """
-        last, apart = self._scanned.get(root, (scanned, 0.0))
-        if scanned > last:
-            apart = (scanned - last).total_seconds()
-        self._scanned[root] = scanned, apart
-        return (now - scanned).total_seconds() > max(BEHIND_SECONDS, _LATE * apart)
 
     def _tell(self, events: list[NewEvent]) -> None:
         for event in events:

@@ -90,7 +90,10 @@ def publish_all(connection: Connection, root: str, run: str, events: Iterable[Ne
         run: Name of the run of all events.
         events: Events to write.
     """
-    new_events = {(event.kind.value, _identity(event.key)): event for event in events}
+    new_events = {}
+    for event in events:
+        identity = hashlib.sha256(json.dumps(event.key).encode()).hexdigest()
+        new_events[event.kind.value, identity] = event
     place = {"of_root": root, "of_run": run}
     identities = [identity for _, identity in new_events]
     for start in range(0, len(identities), _AT_ONCE):
@@ -125,7 +128,3 @@ def last_job_end(connection: Connection) -> datetime | None:
     ends = select(EventRow.detail).where(EventRow.kind == EventKind.JOB_ENDED.value)
     detail = connection.scalar(ends.order_by(EventRow.id.desc()).limit(1))
     return None if detail is None else from_rfc3339(detail["ended"])
-
-
-def _identity(key: tuple[str | int | None, ...]) -> str:
-    return hashlib.sha256(json.dumps(key).encode()).hexdigest()

@@ -5,7 +5,7 @@ A file has `tokens`, integers [batch, length], and `logits`, [batch, length, voc
 
 import zipfile
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -66,7 +66,11 @@ def read_reference(uri: StoreURI, file: str, vocabulary: int, work: Path) -> Ref
     copy = open_files(parse_uri(work))
     files.copy(name, copy, name)
     try:
-        arrays = _safetensors(copy, name) if name.endswith(".safetensors") else _npz(work / name)
+        if name.endswith(".safetensors"):
+            header = read_header(copy, name)
+            arrays = {key: read_tensor(copy, name, key, header=header) for key in _NAMES}
+        else:
+            arrays = _npz(work / name)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, CorruptionError) as exc:
         raise _wrong(file, f"arrays called {' and '.join(_NAMES)}", str(exc)[:300]) from exc
     tokens, logits = (arrays[key] for key in _NAMES)
@@ -75,7 +79,8 @@ def read_reference(uri: StoreURI, file: str, vocabulary: int, work: Path) -> Ref
     if not fits or tokens.dtype.kind not in "iu" or not is_floating(logits.dtype):
         expected = "tokens, integers [batch, length], and logits [batch, length, vocabulary]"
         raise _wrong(file, expected, shapes)
-    if not tokens.size or logits.shape[2] < vocabulary or not _within(tokens, vocabulary):
+    is_within = tokens.size and tokens.min() >= 0 and tokens.max() < vocabulary
+    if not is_within or logits.shape[2] < vocabulary:
         raise _wrong(file, f"tokens below {vocabulary}, and as many logits or more", shapes)
     return Reference(tokens.astype(np.int64), logits[..., :vocabulary].astype(np.float32))
 
@@ -108,15 +113,6 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"arrays of {sum(sizes.values())} bytes, at most {_MOST_BYTES}")
     with np.load(path, allow_pickle=False) as arrays:
         return {key: arrays[key] for key in _NAMES}
-
-
-def _safetensors(files: Files, name: str) -> dict[str, Any]:
-    header = read_header(files, name)
-    return {key: read_tensor(files, name, key, header=header) for key in _NAMES}
-
-
-def _within(tokens: np.ndarray, vocabulary: int) -> bool:
-    return bool(tokens.min() >= 0 and tokens.max() < vocabulary)
 
 
 def _wrong(file: str, expected: str, found: str) -> InvalidRequestError:
