@@ -138,11 +138,11 @@ class JobKind:
     leave: Callable[[Mapping[str, StoreURI], Request, str], None] | None = None
 
 
-def open_run(roots: Mapping[str, StoreURI], request: Request) -> Run:
-    """Open the run that a request names.
+def run_place(roots: Mapping[str, StoreURI], request: Request) -> StoreURI:
+    """Return the address of the run that a request names; the store is not read.
 
     Raises:
-        RunNotFoundError: The run is gone, or its root is no longer configured.
+        RunNotFoundError: The run's root is no longer configured.
     """
     if request["root"] not in roots:
         raise RunNotFoundError(
@@ -152,4 +152,13 @@ def open_run(roots: Mapping[str, StoreURI], request: Request) -> Run:
             found="a job of a root that is configured no more",
             next_step="Configure or add the root again, then resume the operation.",
         )
-    return Run.open(safe_join(roots[request["root"]], request["run"]))
+    return safe_join(roots[request["root"]], request["run"])
+
+
+def open_run(roots: Mapping[str, StoreURI], request: Request) -> Run:
+    """Open the run that a request names.
+
+    Raises:
+        RunNotFoundError: The run is gone, or its root is no longer configured.
+    """
+    return Run.open(run_place(roots, request))

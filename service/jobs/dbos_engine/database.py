@@ -6,16 +6,7 @@ from contextlib import closing
 from typing import Any, Final
 
 from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    MetaData,
-    Table,
-    create_engine,
-    inspect,
-    make_url,
-    select,
-)
+from sqlalchemy import BigInteger, Column, MetaData, Table, create_engine, inspect, make_url, select
 from sqlalchemy.exc import DBAPIError
 
 from cairn.service.catalog.engine import use_wal

@@ -12,11 +12,7 @@ from typing import Any, Final
 from dbos import DBOS, WorkflowStatus
 
 from cairn.service.jobs.context import Request, Result
-from cairn.service.jobs.dbos_engine.database import (
-    APPLICATION_VERSION,
-    PROGRESS_EVENT,
-    queue_of,
-)
+from cairn.service.jobs.dbos_engine.database import APPLICATION_VERSION, PROGRESS_EVENT, queue_of
 from cairn.service.jobs.records import PART, failure_of, part_id, state_of, workflow_name
 from cairn.service.schemas import OperationState
 
@@ -47,7 +43,7 @@ class Parts:
         *,
         origin: dict[str, Any],
         wake: Callable[[], None],
-        stop: Callable[[], None],
+        stop: Callable[[], object],
         interrupted: threading.Event,
     ) -> None:
         self._operation_id = operation_id

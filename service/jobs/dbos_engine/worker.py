@@ -10,13 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
-from dbos import (
-    DBOS,
-    DBOSConfig,
-    DBOSPortableJSONSerializer,
-    PortableWorkflowError,
-    WorkflowStatus,
-)
+from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, PortableWorkflowError, WorkflowStatus
 from dbos import error as dbos_errors
 from sqlalchemy.exc import DBAPIError
 
@@ -45,12 +39,7 @@ from cairn.service.jobs.errors import JobFailedError, JobsBusyError, OperationSt
 from cairn.service.jobs.execution import Execution
 from cairn.service.jobs.kinds import KINDS
 from cairn.service.jobs.observation import observe_job, observe_part
-from cairn.service.jobs.records import (
-    CANCELLED,
-    PART,
-    state_of,
-    workflow_name,
-)
+from cairn.service.jobs.records import CANCELLED, PART, state_of, workflow_name
 from cairn.service.jobs.worker_names import WorkerName, worker_name
 from cairn.service.observability.metrics import JobMetrics
 from cairn.service.schemas import OperationKind
@@ -207,9 +196,18 @@ class Worker:
         """Make the queues poll for new jobs at once."""
         self._waker.wake()
 
-    def interrupt(self, operation_id: str) -> bool:
-        """Stop a cancelled operation and wait for its end; return False if it does not run here."""
-        here = [each for each in self._running() if each.operation_id == operation_id]
+    def interrupt(self, operation_id: str, *, only_parts: bool = False) -> bool:
+        """Stop a cancelled operation and wait for its end; return False if it does not run here.
+
+        Args:
+            operation_id: Id of the operation.
+            only_parts: Stop its parts, and not its job: a resumed job may wait here to begin.
+        """
+        here = [
+            execution
+            for execution in self._running()
+            if execution.operation_id == operation_id and (execution.is_part or not only_parts)
+        ]
         for execution in here:
             execution.interrupted.set()
         for execution in here:
@@ -228,7 +226,7 @@ class Worker:
                 request,
                 origin=dict(origin),
                 wake=self.wake,
-                stop=lambda: self._stop_parts(execution),
+                stop=lambda: self.interrupt(operation_id, only_parts=True),
                 interrupted=execution.interrupted,
             )
             return self._execute(
@@ -348,22 +346,8 @@ class Worker:
         failure: JobFailedError | None = None,
     ) -> None:
         """Remove the files of an operation, after its parts in this process have stopped."""
-        self._stop_parts(execution)
+        self.interrupt(execution.operation_id, only_parts=True)
         abandon(self.kinds[kind], self.roots, request, execution.operation_id, failure)
-
-    def _stop_parts(self, execution: Execution) -> None:
-        """Stop the parts of an operation that run in this process, and wait for them."""
-        parts = [
-            workflow
-            for workflow in self._running()
-            if workflow.operation_id == execution.operation_id
-        ]
-        # Without the job itself: a resumed one may wait here to begin.
-        parts = [workflow for workflow in parts if workflow.is_part]
-        for part in parts:
-            part.interrupted.set()
-        for part in parts:
-            part.finished.wait(STOP_TIMEOUT_SECONDS)
 
     def _tell(self, kind: JobKind, request: Request) -> None:
         """Report the run whose lists a job has changed, before the operation has ended.

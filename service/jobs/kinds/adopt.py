@@ -7,16 +7,15 @@ from typing import Any, Final
 from cairn.interop.errors import InteropError
 from cairn.interop.weights.model_map import model_map
 from cairn.service.errors import InvalidRequestError
-from cairn.service.jobs.context import JobContext, JobKind, Request, Result
+from cairn.service.jobs.context import JobContext, JobKind, Request, Result, run_place
 from cairn.service.jobs.errors import NotAllAdoptedError
 from cairn.service.jobs.rule_matches import rename
 from cairn.service.schemas import AdoptedModel
 from cairn.service.sentences import members_of
 from cairn.storage.counts import count_text
-from cairn.storage.errors import RunNotFoundError
 from cairn.storage.orbax_import.adopt import Adoption, adopt
 from cairn.storage.orbax_import.model_map import ModelMap
-from cairn.storage.store.disk.confinement import safe_join, source_folder
+from cairn.storage.store.disk.confinement import source_folder
 from cairn.storage.store.uri import StoreURI
 
 KIND: Final = "adopt"
@@ -71,15 +70,7 @@ def model_of(request: Mapping[str, Any]) -> ModelMap | None:
 
 
 def _adopt(context: JobContext, request: Request) -> Result:
-    root = request["root"]
-    if root not in context.roots:
-        raise RunNotFoundError(
-            "the root is gone",
-            path=root,
-            expected=f"one of {', '.join(context.roots)}",
-            found="a job of a root that is configured no more",
-            next_step="Configure or add the root again, then resume the operation.",
-        )
+    run = run_place(context.roots, request)
     progress = context.progress
     progress.set(message=f"looking into {request['folder']}")
 
@@ -88,7 +79,6 @@ def _adopt(context: JobContext, request: Request) -> Result:
         progress.set(message=f"looked into {done} of {count_text(total, 'step')}")
 
     context.check()
-    run = safe_join(context.roots[root], request["run"])
     adoption = adopt(
         source_folder(run, request["folder"]),
         run,

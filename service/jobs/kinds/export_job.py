@@ -28,7 +28,7 @@ from cairn.installation import installed_version
 from cairn.interop.conversion.finite import count_nonfinite
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.artifacts import ArtifactRef
-from cairn.service.jobs.context import JobContext, Request, Result, step_request
+from cairn.service.jobs.context import JobContext, Request, Result, run_place, step_request
 from cairn.service.jobs.errors import JobFailedError, PartsFailedError
 from cairn.storage.counts import count_text
 from cairn.storage.errors import (
@@ -65,7 +65,6 @@ from cairn.storage.safetensors.writer import (
     write_shard,
 )
 from cairn.storage.store.clock import rfc3339, utc_now
-from cairn.storage.store.disk.confinement import safe_join
 from cairn.storage.store.file_checksums import read_crc32c
 from cairn.storage.store.files import Files
 from cairn.storage.store.objects import ObjectStore
@@ -233,12 +232,12 @@ def lost_files(run: Run, manifest: ExportManifest) -> list[str]:
 
 def leave_export(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
     """Remove an operation's unpublished files, except those that the export's next run can use."""
-    delete_tries(_run_uri(roots, request), _key(request), f"{operation_id}-", keep_left=True)
+    delete_tries(run_place(roots, request), _key(request), f"{operation_id}-", keep_left=True)
 
 
 def abandon_export(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
     """Remove the unpublished files of an operation."""
-    delete_tries(_run_uri(roots, request), _key(request), f"{operation_id}-")
+    delete_tries(run_place(roots, request), _key(request), f"{operation_id}-")
 
 
 class _ExportJob:
@@ -248,7 +247,7 @@ class _ExportJob:
         self._context = context
         self._request = request
         self._plan = plan
-        self._uri = _run_uri(context.roots, request)
+        self._uri = run_place(context.roots, request)
         self._key = _key(request)
         self.ref = ArtifactRef(request["root"], request["run"], self._key)
 
@@ -682,18 +681,6 @@ def _wrong_files(files: Files, manifest: ExportManifest) -> list[str]:
     """Return the names of files that are missing, or have another size."""
     sizes = {entry.name: entry.size for entry in files.list()}
     return [file.name for file in manifest.files if sizes.get(file.name) != file.size]
-
-
-def _run_uri(roots: Mapping[str, StoreURI], request: Request) -> StoreURI:
-    if request["root"] not in roots:
-        raise StepNotFoundError(
-            "the root is gone",
-            path=request["root"],
-            expected=f"one of {', '.join(roots)}",
-            found="a job of a root that is configured no more",
-            next_step="Configure or add the root again, then resume the operation.",
-        )
-    return safe_join(roots[request["root"]], request["run"])
 
 
 def _key(request: Request) -> ExportKey:

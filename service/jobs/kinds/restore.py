@@ -3,8 +3,14 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from cairn.service.jobs.context import JobContext, JobKind, Request, Result, step_request
-from cairn.storage.errors import StepNotFoundError
+from cairn.service.jobs.context import (
+    JobContext,
+    JobKind,
+    Request,
+    Result,
+    open_run,
+    step_request,
+)
 from cairn.storage.runs.fork import abandon_fork, fork_run
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
@@ -115,15 +121,7 @@ def _rollback(context: JobContext, request: Request) -> Result:
 
 
 def _source(roots: Mapping[str, StoreURI], request: Request) -> tuple[Run, StepInfo]:
-    if request["root"] not in roots:
-        raise StepNotFoundError(
-            "the root is gone",
-            path=request["root"],
-            expected=f"one of {', '.join(roots)}",
-            found="a job of a root that is configured no more",
-            next_step="Configure or add the root again, then resume the operation.",
-        )
-    run = Run.open(safe_join(roots[request["root"]], request["run"]))
+    run = open_run(roots, request)
     step = StepInfo(
         request["step"],
         request["attempt"],
