@@ -111,6 +111,7 @@ class StoredFile:
 def download(
     file: StoredFile,
     *,
+    is_head: bool,
     range_header: str | None,
     if_range: str | None,
     if_none_match: str | None,
@@ -119,6 +120,7 @@ def download(
 
     Args:
         file: File to send.
+        is_head: The request is HEAD: the answer has the headers of the whole file alone.
         range_header: Value of the header `Range`.
         if_range: Value of `If-Range`. If it is not the file's ETag, the whole file is sent.
         if_none_match: Value of `If-None-Match`. If it names the file's ETag, the answer is 304.
@@ -134,6 +136,9 @@ def download(
         return Response(status_code=304, headers=headers)
     if file.is_of_others:
         _confirm(file)
+    if is_head:
+        headers["Content-Length"] = str(file.size)
+        return Response(headers=headers, media_type=MEDIA_TYPE)
     if if_range is not None and if_range != headers["ETag"]:
         range_header = None
     part = parse_range(range_header, file.size)
@@ -149,19 +154,6 @@ def download(
     # Read the first block now, so that an error gets its own status.
     begun = chain([next(blocks, b"")], blocks)
     return StreamingResponse(begun, status_code=status, headers=headers, media_type=MEDIA_TYPE)
-
-
-def download_head(file: StoredFile) -> Response:
-    """Return the headers of the whole file, for HEAD.
-
-    Raises:
-        CorruptionError: The file is outside the run, and does not match the run's record.
-        StoreUnavailableError: The store does not answer.
-    """
-    if file.is_of_others:
-        _confirm(file)
-    headers = {**_headers(file), "Content-Length": str(file.size)}
-    return Response(headers=headers, media_type=MEDIA_TYPE)
 
 
 def _headers(file: StoredFile) -> dict[str, str]:

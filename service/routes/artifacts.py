@@ -2,13 +2,13 @@
 
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import StreamingResponse
 
 from cairn.service.access.permission import Reader
 from cairn.service.actions import artifacts as artifacts_actions
 from cairn.service.dependencies import PlaneDependency, RootName, RunName, StepNumber
-from cairn.service.http.downloads import DOWNLOADS, RangeHeader, download, download_head
+from cairn.service.http.downloads import DOWNLOADS, RangeHeader, download
 from cairn.service.http.limited_routes import StoreReadRoute
 from cairn.service.http.path_names import named
 from cairn.service.http.permitted_routes import PermittedRoute
@@ -41,6 +41,7 @@ def get_artifact(caller: Reader, artifact: ArtifactId, plane: PlaneDependency) -
     return artifacts_actions.get_artifact(plane, caller, artifact)
 
 
+@router.head("/{artifact}/files/{name}", include_in_schema=False)
 @router.get(
     "/{artifact}/files/{name}",
     response_class=StreamingResponse,
@@ -51,6 +52,7 @@ def download_file(
     artifact: ArtifactId,
     name: FileName,
     plane: PlaneDependency,
+    request: Request,
     range_header: RangeHeader = None,
     if_range: Condition = None,
     if_none_match: Condition = None,
@@ -62,13 +64,10 @@ def download_file(
     short of its `Content-Length`.
     """
     file = artifacts_actions.find_file(plane, caller, artifact, name)
-    return download(file, range_header=range_header, if_range=if_range, if_none_match=if_none_match)
-
-
-@router.head("/{artifact}/files/{name}", include_in_schema=False)
-def describe_file(
-    caller: Reader, artifact: ArtifactId, name: FileName, plane: PlaneDependency
-) -> Response:
-    """Answer with the headers of a download of the whole file."""
-    file = artifacts_actions.find_file(plane, caller, artifact, name)
-    return download_head(file)
+    return download(
+        file,
+        is_head=request.method == "HEAD",
+        range_header=range_header,
+        if_range=if_range,
+        if_none_match=if_none_match,
+    )

@@ -2,19 +2,13 @@
 
 from typing import Annotated, Final, Literal
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from cairn.service.access.permission import Reader
 from cairn.service.actions import exports as exports_actions
 from cairn.service.dependencies import PlaneDependency, RootName, RunName
-from cairn.service.http.downloads import (
-    DOWNLOADS,
-    RangeHeader,
-    StoredFile,
-    download,
-    download_head,
-)
+from cairn.service.http.downloads import DOWNLOADS, RangeHeader, download
 from cairn.service.http.limited_routes import StoreReadRoute
 from cairn.service.http.path_names import named
 from cairn.service.http.preconditions import Condition
@@ -93,6 +87,7 @@ def get_export(
     return exports_actions.find_export(plane, root, run, checkpoint, options)
 
 
+@router.head("/" + named("checkpoint") + "/files/{name}", include_in_schema=False)
 @router.get(
     "/" + named("checkpoint") + "/files/{name}",
     response_class=StreamingResponse,
@@ -106,6 +101,7 @@ def download_export_file(
     name: FileName,
     options: Options,
     plane: PlaneDependency,
+    request: Request,
     range_header: RangeHeader = None,
     if_range: Condition = None,
     if_none_match: Condition = None,
@@ -117,26 +113,11 @@ def download_export_file(
     """
     artifact, file = exports_actions.find_export_file(plane, root, run, checkpoint, options, name)
     answer = download(
-        file, range_header=range_header, if_range=if_range, if_none_match=if_none_match
+        file,
+        is_head=request.method == "HEAD",
+        range_header=range_header,
+        if_range=if_range,
+        if_none_match=if_none_match,
     )
-    return _located(answer, artifact, file)
-
-
-@router.head("/" + named("checkpoint") + "/files/{name}", include_in_schema=False)
-def describe_export_file(
-    caller: Reader,
-    root: RootName,
-    run: RunName,
-    checkpoint: CheckpointName,
-    name: FileName,
-    options: Options,
-    plane: PlaneDependency,
-) -> Response:
-    """Answer with the headers of a download of the whole file."""
-    artifact, file = exports_actions.find_export_file(plane, root, run, checkpoint, options, name)
-    return _located(download_head(file), artifact, file)
-
-
-def _located(answer: Response, artifact: str, file: StoredFile) -> Response:
     answer.headers["Content-Location"] = f"/v1/artifacts/{artifact}/files/{file.name}"
     return answer

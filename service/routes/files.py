@@ -2,7 +2,7 @@
 
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import StreamingResponse
 
 from cairn.service.access.permission import Reader
@@ -16,7 +16,7 @@ from cairn.service.dependencies import (
     StepNumber,
 )
 from cairn.service.http.answers import json_answer
-from cairn.service.http.downloads import DOWNLOADS, RangeHeader, download, download_head
+from cairn.service.http.downloads import DOWNLOADS, RangeHeader, download
 from cairn.service.http.limited_routes import StoreReadRoute
 from cairn.service.http.paging import CountedList
 from cairn.service.http.path_names import named
@@ -62,6 +62,7 @@ def list_checkpoint_files(
     return json_answer(StepFileList(files=page, next_page_token=token))
 
 
+@router.head(_FILE, include_in_schema=False)
 @router.get(
     _FILE,
     response_class=StreamingResponse,
@@ -74,6 +75,7 @@ def download_checkpoint_file(
     step: StepNumber,
     name: FilePath,
     plane: PlaneDependency,
+    request: Request,
     range_header: RangeHeader = None,
     if_range: Condition = None,
     if_none_match: Condition = None,
@@ -86,17 +88,10 @@ def download_checkpoint_file(
     `Content-Length`.
     """
     file = files.find_step_file(tensors.open_step(plane, root, run, step), name)
-    return download(file, range_header=range_header, if_range=if_range, if_none_match=if_none_match)
-
-
-@router.head(_FILE, include_in_schema=False)
-def describe_checkpoint_file(
-    caller: Reader,
-    root: RootName,
-    run: RunName,
-    step: StepNumber,
-    name: FilePath,
-    plane: PlaneDependency,
-) -> Response:
-    """Answer with the headers of a download of the whole file."""
-    return download_head(files.find_step_file(tensors.open_step(plane, root, run, step), name))
+    return download(
+        file,
+        is_head=request.method == "HEAD",
+        range_header=range_header,
+        if_range=if_range,
+        if_none_match=if_none_match,
+    )

@@ -30,13 +30,7 @@ from cairn.service.http.paging import decode_token, encode_token
 from cairn.service.http.path_names import named
 from cairn.service.http.preconditions import Condition, SeenDependency
 from cairn.service.http.problems import problem_responses
-from cairn.service.schemas import (
-    AnnotateRunRequest,
-    CreateRunRequest,
-    Run,
-    RunList,
-    RunUsage,
-)
+from cairn.service.schemas import AnnotateRunRequest, CreateRunRequest, Run, RunList, RunUsage
 from cairn.storage.store.uri import StoreURI
 
 router: Final = APIRouter(tags=["runs"], route_class=StoreRoute)
