@@ -15,14 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from cairn.service.access.callers import Caller, Identity
-from cairn.service.access.keys import (
-    PREFIX,
-    Credential,
-    caller_of,
-    digest_of,
-    find_key,
-    note_use,
-)
+from cairn.service.access.keys import PREFIX, Credential, caller_of, digest_of, find_key, note_use
 from cairn.service.access.rate_limiter import RateLimiter
 from cairn.service.access.sessions import begin_session, end_session, find_session, session_of
 from cairn.service.access.ttl_cache import TTLCache

@@ -13,12 +13,7 @@ import httpx
 import jwt
 
 from cairn.service.access.callers import Caller
-from cairn.service.errors import (
-    ForbiddenError,
-    NotReadyError,
-    SettingsError,
-    UnauthenticatedError,
-)
+from cairn.service.errors import ForbiddenError, NotReadyError, SettingsError, UnauthenticatedError
 from cairn.service.schemas import Scope
 from cairn.service.settings import Settings
 

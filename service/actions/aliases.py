@@ -14,15 +14,8 @@ from cairn.service.actions.runs import run_row
 from cairn.service.catalog import queries, rows
 from cairn.service.catalog.events.lost_records import alias_event
 from cairn.service.errors import AliasMovedError
-from cairn.service.schemas import (
-    Alias,
-    AliasHistory,
-    AliasMove,
-)
-from cairn.storage.errors import (
-    AliasNotFoundError,
-    PreconditionFailedError,
-)
+from cairn.service.schemas import Alias, AliasHistory, AliasMove
+from cairn.storage.errors import AliasNotFoundError, PreconditionFailedError
 from cairn.storage.runs.promotion import delete_alias as delete_in_store
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.aliases import Alias as StoredAlias

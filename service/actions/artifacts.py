@@ -5,17 +5,9 @@ from cairn.service.actions.plane import ControlPlane
 from cairn.service.http.downloads import StoredFile
 from cairn.service.jobs.artifacts import ArtifactRef
 from cairn.service.jobs.kinds import convert, gather
-from cairn.service.schemas import (
-    Artifact,
-    ArtifactFile,
-    OperationKind,
-)
+from cairn.service.schemas import Artifact, ArtifactFile, OperationKind
 from cairn.storage.errors import ArtifactNotFoundError
-from cairn.storage.runs.records.exports import (
-    ExportManifest,
-    exports_of_run,
-    published_exports,
-)
+from cairn.storage.runs.records.exports import ExportManifest, exports_of_run, published_exports
 from cairn.storage.runs.run import Run
 from cairn.storage.store.clock import from_rfc3339
 from cairn.storage.store.open_files import open_files

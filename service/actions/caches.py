@@ -220,15 +220,14 @@ class StepCache:
         changes: Cached differences between two steps, by the folders and manifest digests of both.
     """
 
-    def __init__(self, leaves: int = LEAVES, differences: int = DIFFERENCES) -> None:
+    def __init__(self, leaves: int = LEAVES) -> None:
         """Create an empty cache.
 
         Args:
             leaves: Largest number of leaves of the cached steps; a step with more is cached alone.
-            differences: Largest number of differing leaves in `changes`.
         """
         self._max_leaves = leaves
-        self.changes: LRUCache[StepChanges] = LRUCache(differences, lambda changes: changes.size)
+        self.changes: LRUCache[StepChanges] = LRUCache(DIFFERENCES, lambda changes: changes.size)
         self._steps: OrderedDict[_Key, OpenStep] = OrderedDict()
         self._opening: dict[_Key, threading.Lock] = {}
         self._lock = threading.Lock()

@@ -18,10 +18,7 @@ from cairn.service.errors import InvalidRequestError
 from cairn.service.filters.search import Search
 from cairn.service.http.preconditions import Seen
 from cairn.service.schemas import Checkpoint, CheckpointState, States
-from cairn.storage.errors import (
-    StepChangedError,
-    StepNotFoundError,
-)
+from cairn.storage.errors import StepChangedError, StepNotFoundError
 from cairn.storage.runs.annotate import annotate_step
 from cairn.storage.runs.records.annotations import Annotation, Better
 from cairn.storage.runs.run import Run

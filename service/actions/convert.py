@@ -9,10 +9,7 @@ from cairn.service.actions.plane import ControlPlane
 from cairn.service.jobs.kinds import convert
 from cairn.service.jobs.kinds.export_job import export_request
 from cairn.service.jobs.kinds.trainer_settings import settings_beside
-from cairn.service.schemas import (
-    ConvertRequest,
-    Operation,
-)
+from cairn.service.schemas import ConvertRequest, Operation
 from cairn.storage.runs.damage import refuse_damaged
 from cairn.storage.safetensors.sizes import parse_size
 

@@ -5,10 +5,7 @@ from cairn.service.actions.job_start import JobStart
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.jobs.kinds import gather
 from cairn.service.jobs.kinds.export_job import export_request
-from cairn.service.schemas import (
-    GatherRequest,
-    Operation,
-)
+from cairn.service.schemas import GatherRequest, Operation
 from cairn.storage.runs.damage import refuse_damaged
 
 

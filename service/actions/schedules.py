@@ -25,12 +25,7 @@ from cairn.service.errors import ServiceError
 from cairn.service.jobs.errors import OperationNotFoundError
 from cairn.service.jobs.kinds import gc, retention, verify
 from cairn.service.jobs.records import operation_id, operation_key
-from cairn.service.schemas import (
-    ApplyRetentionRequest,
-    ScheduledAction,
-    ScheduleState,
-    Scope,
-)
+from cairn.service.schemas import ApplyRetentionRequest, ScheduledAction, ScheduleState, Scope
 from cairn.service.settings import Schedule
 from cairn.storage.errors import StorageError
 from cairn.storage.store.clock import utc_now

@@ -11,13 +11,7 @@ from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog.models import WebhookRow
 from cairn.service.errors import InvalidRequestError
 from cairn.service.events import deliveries, targets, webhooks
-from cairn.service.schemas import (
-    Delivery,
-    DeliveryState,
-    NewWebhook,
-    Webhook,
-    WebhookRequest,
-)
+from cairn.service.schemas import Delivery, DeliveryState, NewWebhook, Webhook, WebhookRequest
 
 
 def list_webhooks(plane: ControlPlane) -> list[Webhook]:

@@ -7,13 +7,7 @@ import typer
 from cairn.service.client.client import Client
 from cairn.service.command import completion
 from cairn.service.command.addresses import resolve_run
-from cairn.service.command.options import (
-    RootOption,
-    RunArgument,
-    UrlOption,
-    console,
-    errors,
-)
+from cairn.service.command.options import RootOption, RunArgument, UrlOption, console, errors
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
 from cairn.service.schemas import AliasList

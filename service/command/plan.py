@@ -12,12 +12,7 @@ from pydantic import ValidationError
 from cairn.service.client.client import Client
 from cairn.service.command.addresses import is_in_store
 from cairn.service.command.failures import ExitStatus
-from cairn.service.command.options import (
-    CheckpointArgument,
-    RootOption,
-    UrlOption,
-    console,
-)
+from cairn.service.command.options import CheckpointArgument, RootOption, UrlOption, console
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
 from cairn.service.command.served_steps import ServedStep

@@ -11,13 +11,7 @@ from cairn.service.command.options import UrlOption, console, errors
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
 from cairn.service.command.secret_files import SecretFileOption, secret_file
-from cairn.service.schemas import (
-    Delivery,
-    DeliveryList,
-    DeliveryState,
-    EventKind,
-    WebhookList,
-)
+from cairn.service.schemas import Delivery, DeliveryList, DeliveryState, EventKind, WebhookList
 
 webhooks_app: Final = typer.Typer(
     help="Manage webhooks, which send events of checkpoints to a URL.", no_args_is_help=True

@@ -9,13 +9,7 @@ from sqlalchemy.orm import aliased
 
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.events.outbox import last_job_end
-from cairn.service.catalog.models import (
-    AutomationRow,
-    DeliveryRow,
-    EventRow,
-    PrunedRow,
-    WebhookRow,
-)
+from cairn.service.catalog.models import AutomationRow, DeliveryRow, EventRow, PrunedRow, WebhookRow
 from cairn.service.schemas import DeliveryState, EventKind
 
 AT_ONCE: Final = 500

@@ -21,12 +21,7 @@ from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import MAX_STEP, PlaneDependency
 from cairn.service.schemas import PLAIN_PATTERN, Checkpoint
-from cairn.storage.errors import (
-    InvalidURIError,
-    NotFoundError,
-    StepInFlightError,
-    StorageError,
-)
+from cairn.storage.errors import InvalidURIError, NotFoundError, StepInFlightError, StorageError
 
 MAX_STEPS: Final = 20
 MAX_NAMES: Final = 200

@@ -16,11 +16,7 @@ from cairn.service.dashboard.form_fields import FormDependency, body_of
 from cairn.service.dashboard.page_routes import page_router
 from cairn.service.dashboard.rendering import HEADERS
 from cairn.service.dashboard.requests import RunRequestDependency
-from cairn.service.dependencies import (
-    Filter,
-    OrderBy,
-    PageToken,
-)
+from cairn.service.dependencies import Filter, OrderBy, PageToken
 from cairn.service.filters.expressions import quote
 from cairn.service.filters.fields import CHECKPOINT_FIELDS
 from cairn.service.filters.search import Search

@@ -13,11 +13,7 @@ from cairn.service.dashboard.form_fields import Form, FormDependency, body_of
 from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.requests import RunRequestDependency
 from cairn.service.errors import InvalidRequestError
-from cairn.service.schemas import (
-    PLAIN_PATTERN,
-    ApplyRetentionRequest,
-    RetentionPolicy,
-)
+from cairn.service.schemas import PLAIN_PATTERN, ApplyRetentionRequest, RetentionPolicy
 
 ROWS: Final = 100
 

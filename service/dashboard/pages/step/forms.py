@@ -7,14 +7,7 @@ from fastapi import BackgroundTasks, Response
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Operator
-from cairn.service.actions import (
-    aliases,
-    checkpoints,
-    convert,
-    restore,
-    runs,
-    verify,
-)
+from cairn.service.actions import aliases, checkpoints, convert, restore, runs, verify
 from cairn.service.dashboard import addresses
 from cairn.service.dashboard.form_fields import Form, FormDependency, body_of, redirect
 from cairn.service.dashboard.page_routes import page_router
