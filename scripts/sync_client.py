@@ -26,11 +26,10 @@ MARK: Final = "# Made of {name} by `python scripts/sync_client.py`: change that 
 
 NAMES: Final = {
     "AsyncBaseTransport": "BaseTransport",
-    "AsyncCleanUpConnection": "CleanUpConnection",
+    "AsyncChangesConnection": "ChangesConnection",
     "AsyncClient": "Client",
     "AsyncConnection": "Connection",
     "AsyncEventsConnection": "EventsConnection",
-    "AsyncAnnotationsConnection": "AnnotationsConnection",
     "AsyncStepFilesConnection": "StepFilesConnection",
     "AsyncTensorsConnection": "TensorsConnection",
     "aclose": "close",

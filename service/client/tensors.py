@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import httpx
 
-from cairn.service.client.annotations import AnnotationsConnection
+from cairn.service.client.changes import ChangesConnection
 from cairn.service.client.download import download
 from cairn.service.client.protocol.paths import DEFAULT_ROOT, leaf_path, step_path
 from cairn.service.client.protocol.requests import without_none
@@ -27,7 +27,7 @@ LONG: httpx.Timeout = httpx.Timeout(60.0, read=600.0)
 """Timeout for requests for which the server reads some gigabytes before it answers."""
 
 
-class TensorsConnection(AnnotationsConnection):
+class TensorsConnection(ChangesConnection):
     """Connection with the requests that read the leaves of checkpoints."""
 
     def tensors(

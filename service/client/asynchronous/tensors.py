@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import httpx
 
-from cairn.service.client.asynchronous.annotations import AsyncAnnotationsConnection
+from cairn.service.client.asynchronous.changes import AsyncChangesConnection
 from cairn.service.client.asynchronous.download import download
 from cairn.service.client.protocol.paths import DEFAULT_ROOT, leaf_path, step_path
 from cairn.service.client.protocol.requests import without_none
@@ -26,7 +26,7 @@ LONG: httpx.Timeout = httpx.Timeout(60.0, read=600.0)
 """Timeout for requests for which the server reads some gigabytes before it answers."""
 
 
-class AsyncTensorsConnection(AsyncAnnotationsConnection):
+class AsyncTensorsConnection(AsyncChangesConnection):
     """Connection with the requests that read the leaves of checkpoints."""
 
     async def tensors(

@@ -37,12 +37,12 @@ def copied(tmp_path):
 
 def test_a_file_that_was_changed_or_lost_or_has_no_source_is_found(copied):
     folder = copied.parent
-    changed = (folder / "annotations.py").read_text().replace("labels", "marks")
-    (folder / "annotations.py").write_text(changed)
+    changed = (folder / "changes.py").read_text().replace("labels", "marks")
+    (folder / "changes.py").write_text(changed)
     (folder / "events.py").unlink()
     (copied / "tensors.py").unlink()
     assert sync_client.differences(copied) == [
-        f"{folder}/annotations.py: expected what asynchronous/annotations.py gives, found another",
+        f"{folder}/changes.py: expected what asynchronous/changes.py gives, found another",
         f"{folder}/events.py: expected what asynchronous/events.py gives, found another",
         f"{folder}/tensors.py: expected its source, found none",
     ]

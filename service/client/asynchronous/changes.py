@@ -1,16 +1,70 @@
-"""The part of the HTTP client that deletes steps and garbage, and applies retention policies."""
+"""The part of the HTTP client that changes runs and steps: labels, metrics, deletions."""
 
 from collections.abc import Mapping
 
 from cairn.service.client.asynchronous.connection import AsyncConnection
 from cairn.service.client.protocol.paths import DEFAULT_ROOT, run_path, step_path
-from cairn.service.client.protocol.requests import idempotency, without_none
+from cairn.service.client.protocol.requests import ANY, idempotency, without_none
 from cairn.service.client.protocol.responses import read_body
-from cairn.service.schemas import Checkpoint, Operation, RetentionPlan
+from cairn.service.schemas import (
+    AnnotateRequest,
+    AnnotateRunRequest,
+    Better,
+    Checkpoint,
+    Operation,
+    RetentionPlan,
+    Run,
+)
 
 
-class AsyncCleanUpConnection(AsyncConnection):
-    """Connection with the requests that delete."""
+class AsyncChangesConnection(AsyncConnection):
+    """Connection with the requests that set labels and metrics, and those that delete."""
+
+    async def annotate(
+        self,
+        run: str,
+        step: int,
+        *,
+        labels: Mapping[str, str | None] | None = None,
+        metrics: Mapping[str, float | None] | None = None,
+        better: Mapping[str, Better | None] | None = None,
+        root: str = DEFAULT_ROOT,
+    ) -> Checkpoint:
+        """Set labels and metrics of a listed step; its other labels and metrics do not change.
+
+        Args:
+            run: Name of the run.
+            step: A listed step.
+            labels: Values by name; None removes a label.
+            metrics: Numbers by name, NaN and infinities too; None removes a metric.
+            better: Direction of each metric: "min" if lower is better, "max" if higher is better;
+                None removes the direction.
+            root: Name of the run's root.
+        """
+        body = AnnotateRequest(
+            labels=dict(labels or {}), metrics=dict(metrics or {}), better=dict(better or {})
+        )
+        path = step_path(root, run, step)
+        return await self._send(
+            Checkpoint, "PATCH", path, body.model_dump(mode="json"), headers=ANY
+        )
+
+    async def annotate_run(
+        self,
+        run: str,
+        labels: Mapping[str, str | None],
+        *,
+        root: str = DEFAULT_ROOT,
+    ) -> Run:
+        """Set labels of a run; its other labels do not change.
+
+        Args:
+            run: Name of the run.
+            labels: Values by name; None removes a label.
+            root: Name of the run's root.
+        """
+        body = AnnotateRunRequest(labels=dict(labels))
+        return await self._send(Run, "PATCH", run_path(root, run), body.model_dump(), headers=ANY)
 
     async def delete(
         self,
