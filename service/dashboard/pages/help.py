@@ -1,4 +1,4 @@
-"""Help with the words that pages use: `/help`."""
+"""Help with the words that pages use, and with the API: `/help`, `/docs`."""
 
 from typing import Final
 
@@ -18,3 +18,9 @@ router: Final = page_router(PermittedRoute)
 def help_page(request: Request, caller: Reader) -> HTMLResponse:
     """Explain the terms of Cairn."""
     return page(request, "help.html", glossary=sorted(GLOSSARY.items()))
+
+
+@router.get("/docs")
+def docs_page(request: Request, caller: Reader) -> HTMLResponse:
+    """Show the operations of the API."""
+    return page(request, "docs.html")
