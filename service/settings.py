@@ -421,11 +421,7 @@ class Settings(BaseSettings):
                     "letter or digit, then up to 127 letters, digits, '.', '_' or '-'. Choose "
                     "another one."
                 )
-            try:
-                parse_uri(uri)
-            except StorageError as exc:
-                setting = f"CAIRN_{str(info.field_name).upper()}"
-                raise SettingsError(f"{setting}: root {name!r} = {uri!r}: {exc}") from exc
+            _require_uri(uri, f"CAIRN_{str(info.field_name).upper()}: root {name!r} = {uri!r}")
         return value
 
     @field_validator("adopt_from")
@@ -433,20 +429,14 @@ class Settings(BaseSettings):
     def _readable_sources(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         for name, folders in value.items():
             for uri in folders:
-                try:
-                    parse_uri(uri)
-                except StorageError as exc:
-                    raise SettingsError(f"CAIRN_ADOPT_FROM: root {name!r}: {uri!r}: {exc}") from exc
+                _require_uri(uri, f"CAIRN_ADOPT_FROM: root {name!r}: {uri!r}")
         return value
 
     @field_validator("roots_within")
     @classmethod
     def _readable_folders(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         for uri in value or ():
-            try:
-                parse_uri(uri)
-            except StorageError as exc:
-                raise SettingsError(f"CAIRN_ROOTS_WITHIN: {uri!r}: {exc}") from exc
+            _require_uri(uri, f"CAIRN_ROOTS_WITHIN: {uri!r}")
         return value
 
     @model_validator(mode="after")
@@ -619,6 +609,13 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
     except ValueError:
         return False
+
+
+def _require_uri(uri: str, where: str) -> None:
+    try:
+        parse_uri(uri)
+    except StorageError as exc:
+        raise SettingsError(f"{where}: {exc}") from exc
 
 
 def _networks(text: str) -> Networks:

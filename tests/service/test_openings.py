@@ -89,10 +89,8 @@ OPENINGS: Final = {
         "_ask_root: open_files": CONFINED,
     },
     "service/settings.py": {
-        "Settings._readable_roots: parse_uri": ADMINISTRATOR,
-        "Settings._readable_sources: parse_uri": ADMINISTRATOR,
-        "Settings._readable_folders: parse_uri": ADMINISTRATOR,
         "Settings.root_uris: parse_uri": ADMINISTRATOR,
+        "_require_uri: parse_uri": ADMINISTRATOR,
     },
     "service/state_folders.py": {
         "_database_folders: glob": OWN,
