@@ -220,14 +220,9 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
             jobs = await run_in_threadpool(open_jobs, settings, roots)
             watches = Watches(jobs)
             if settings.worker:
-                start = partial(
-                    start_worker,
-                    settings,
-                    catalog,
-                    version=installed_version(),
-                    metrics=app.state.metrics.jobs,
+                jobs.worker = await run_in_threadpool(
+                    start_worker, settings, catalog, metrics=app.state.metrics.jobs
                 )
-                jobs.worker = await run_in_threadpool(start)
                 sender = Sender(settings, catalog, jobs)
                 sender.start()
         app.state.plane = ControlPlane(settings, roots, index, jobs, watches)

@@ -76,9 +76,7 @@ def _work(
         jobs = open_jobs(settings, Roots(catalog, settings.root_uris))
         sender: Sender | None = None
         try:
-            worker = jobs.worker = start_worker(
-                settings, catalog, version=installed_version(), metrics=metrics.jobs
-            )
+            worker = jobs.worker = start_worker(settings, catalog, metrics=metrics.jobs)
             sender = Sender(settings, catalog, jobs)
             sender.start()
             announce()

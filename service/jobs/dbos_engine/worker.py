@@ -37,13 +37,11 @@ from cairn.service.jobs.dbos_engine.parts import Parts
 from cairn.service.jobs.dbos_engine.waker import Waker
 from cairn.service.jobs.errors import JobFailedError, JobsBusyError, OperationStateError
 from cairn.service.jobs.execution import Execution
-from cairn.service.jobs.kinds import KINDS
 from cairn.service.jobs.observation import observe_job, observe_part
 from cairn.service.jobs.records import CANCELLED, PART, state_of, workflow_name
-from cairn.service.jobs.worker_names import WorkerName, worker_name
+from cairn.service.jobs.worker_names import WorkerName
 from cairn.service.observability.metrics import JobMetrics
 from cairn.service.schemas import OperationKind
-from cairn.service.settings import Settings
 from cairn.storage.store.uri import StoreURI
 
 
@@ -410,37 +408,6 @@ class Worker:
 
 _current: Worker | None = None
 _current_lock = threading.Lock()
-
-
-def launch_worker(
-    settings: Settings,
-    roots: Mapping[str, StoreURI],
-    *,
-    changed: Callable[[str, str], None] | None = None,
-    metrics: JobMetrics | None = None,
-) -> Worker:
-    """Start the worker of this process, and return it.
-
-    Args:
-        settings: Settings of the server.
-        roots: Current roots by name.
-        changed: Callback with root and name of each run whose lists a job has changed.
-        metrics: Metrics of the jobs.
-
-    Raises:
-        JobsBusyError: The process has a worker already, or another process has its name.
-        SettingsError: The worker's database or data folder cannot be opened.
-    """
-    worker = Worker(
-        database_url=settings.jobs_database_url,
-        name=worker_name(settings),
-        roots=roots,
-        kinds=KINDS,
-        changed=changed,
-        metrics=metrics,
-    )
-    worker.launch()
-    return worker
 
 
 def abandon(
