@@ -1,6 +1,7 @@
 """Observation of a job while a worker executes it: metrics, a span, and ids in log lines."""
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -40,19 +41,20 @@ def observe_job(
     """
     with (
         job_of(operation_id, started_by.get(REQUEST)),
-        metrics.job(kind, _outcome),
         span(f"job {kind}", kind="consumer", carrier=started_by.get(TRACE, {})) as current_span,
     ):
         current_span.note("cairn.operation_id", operation_id)
         logger.info("job begins", extra={"kind": kind})
-        outcome = "failed"
+        metrics.began(kind)
+        began = time.monotonic()
+        outcome = "succeeded"
         try:
             yield
-            outcome = _outcome(None)
         except BaseException as exc:
             outcome = _outcome(exc)
             raise
         finally:
+            metrics.ended(kind, outcome, time.monotonic() - began)
             current_span.note("cairn.outcome", outcome)
             current_span.fail(outcome == "failed")
             logger.info("job ends", extra={"kind": kind, "outcome": outcome})
@@ -81,13 +83,11 @@ def observe_part(
         yield
 
 
-def _outcome(error: BaseException | None) -> str:
-    """Return the outcome of a job by its error, for the metrics and the log.
+def _outcome(error: BaseException) -> str:
+    """Return the outcome of a job that raised an error, for the metrics and the log.
 
     "interrupted" means that the job continues later or in another process.
     """
-    if error is None:
-        return "succeeded"
     if isinstance(error, JobCancelled):
         return "cancelled"
     return "interrupted" if isinstance(error, JobInterrupt) else "failed"

@@ -4,8 +4,7 @@ Two applications in one process have separate metrics, except those of store req
 counted for the whole process.
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -155,26 +154,14 @@ class JobMetrics:
             "cairn_job_bytes", "Bytes that jobs have worked through.", ["kind"], registry=registry
         )
 
-    @contextmanager
-    def job(self, kind: str, outcome_of: Callable[[BaseException | None], str]) -> Iterator[None]:
-        """Measure a job that is executed inside the block.
-
-        Args:
-            kind: Kind of the job.
-            outcome_of: Returns the label for the job's end; None: it ended without an error.
-        """
-        began = time.monotonic()
-        error: BaseException | None = None
+    def began(self, kind: str) -> None:
+        """Count a job that is executed from now on."""
         self._running.labels(kind).inc()
-        try:
-            yield
-        except BaseException as exc:
-            error = exc
-            raise
-        finally:
-            self._running.labels(kind).dec()
-            spent = time.monotonic() - began
-            self._seconds.labels(kind, outcome_of(error)).observe(spent)
+
+    def ended(self, kind: str, outcome: str, seconds: float) -> None:
+        """Count the end of a job that `began` has counted."""
+        self._running.labels(kind).dec()
+        self._seconds.labels(kind, outcome).observe(seconds)
 
     def worked(self, kind: str, nbytes: int) -> None:
         """Count bytes that a job has processed."""
