@@ -1,6 +1,6 @@
 """Export of a checkpoint as Hugging Face files or as one GGUF file."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cairn.interop.weights.export import trainer_of
 from cairn.service.access.callers import Caller
@@ -41,24 +41,6 @@ def stored_by(plane: ControlPlane, root: str, run: str, step: int) -> StoredBy |
     return StoredBy(trainer, settings_beside(stored_run, manifest)[0] is not None)
 
 
-def requested_options(body: ConvertRequest) -> dict[str, Any]:
-    """Return the options of a request in the form that identifies its artifact.
-
-    Raises:
-        UnsupportedFormatError: `max_shard_size` is no size.
-    """
-    return convert.convert_options(
-        body.dtype,
-        body.max_shard_size,
-        export_format=convert.GGUF if body.format == "gguf" else convert.HUGGINGFACE,
-        lora=body.lora,
-        allow_nonfinite=body.allow_nonfinite,
-        check_logits=body.check_logits,
-        config=body.config,
-        reference_logits=body.reference_logits,
-    )
-
-
 def convert_checkpoint(
     plane: ControlPlane,
     caller: Caller,
@@ -79,7 +61,7 @@ def convert_checkpoint(
         UnsupportedFormatError: `max_shard_size` or `memory` is no size.
         NotReadyError, IdempotencyKeyReusedError: See `JobStart`.
     """
-    options = requested_options(body)
+    options = convert.requested_options(body)
     start = JobStart(plane, caller, root, convert.KIND, "checkpoint.convert", idempotency_key)
     memory = None if body.memory is None else parse_size(body.memory)
     fields = {"root": root, "run": run, "step": step, "options": options, "memory_bytes": memory}

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from cairn.service.actions.artifacts import artifact_of, file_of
-from cairn.service.actions.convert import requested_options
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.export_options import options_text
 from cairn.service.http.downloads import StoredFile
@@ -70,7 +69,7 @@ def find_export_file(
 def _published(
     plane: ControlPlane, root: str, run: str, checkpoint: str, body: ConvertRequest
 ) -> tuple[Run, StepInfo, ExportManifest]:
-    options = requested_options(body)
+    options = convert.requested_options(body)
     stored_run = plane.run(root, run)
     step = int(checkpoint) if checkpoint.isdigit() else None
     alias = None if step is not None or checkpoint == LATEST else checkpoint
@@ -99,7 +98,7 @@ def _missing(
     return ArtifactNotFoundError(
         "no export with these options",
         path=f"{run.uri}/steps/{info.step}",
-        expected=options_text(requested_options(body)),
+        expected=options_text(convert.requested_options(body)),
         found=found,
         next_step=f"Export it: `{command}`, or POST "
         f"/v1/roots/{root}/runs/{name}/checkpoints/{info.step}:convert with these options. Then "

@@ -11,7 +11,6 @@ from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final
 
-from cairn.service.actions.convert import requested_options
 from cairn.service.actions.exports import export_command
 from cairn.service.errors import GateRefusedError
 from cairn.service.jobs.kinds import convert
@@ -118,7 +117,7 @@ def _refusals(gate: Gate, candidate: Candidate) -> Iterator[dict[str, str]]:
             yield _refusal(f"metrics.{name}", f"metric {name} must be {expected}, it is {actual}")
     if gate.exported:
         body = ConvertRequest() if gate.exported is True else gate.exported
-        if not _is_exported(candidate, requested_options(body)):
+        if not _is_exported(candidate, convert.requested_options(body)):
             command = export_command(body, f"{candidate.run.uri.name}/steps/{candidate.info.step}")
             yield _refusal("exported", f"not exported (run `{command}`)")
 

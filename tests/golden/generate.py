@@ -38,6 +38,7 @@ from cairn import (
 )
 from cairn.service.jobs.kinds import convert
 from cairn.service.jobs.kinds.export_job import export_request
+from cairn.service.schemas import ConvertRequest
 from cairn.state.checkpointing.trees import flatten
 from cairn.storage.runs.records.exports import ExportKey, find_export
 from tests.storage.seams import probe
@@ -190,7 +191,7 @@ def export(root, run, info):
         step=lambda _, function: function(),
         check=lambda: None,
     )
-    options = convert.convert_options("float32", "5GB")
+    options = convert.requested_options(ConvertRequest(dtype="float32"))
     request = export_request(
         convert.KIND,
         root=ROOT_NAME,

@@ -10,8 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cairn import Damage, Settings, SettingsError, annotate_step, create_app
-from cairn.service.actions.convert import requested_options
-from cairn.service.jobs.kinds.convert import RULE_VERSION
+from cairn.service.jobs.kinds.convert import RULE_VERSION, requested_options
 from cairn.service.schemas import ConvertRequest
 from cairn.service.settings import load_settings
 from cairn.storage.runs.annotate import note_verified

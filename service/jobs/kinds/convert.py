@@ -40,6 +40,7 @@ from cairn.service.jobs.kinds.logits_check import (
 )
 from cairn.service.jobs.kinds.reference_logits import check_reference_place
 from cairn.service.jobs.kinds.trainer_settings import settings_beside
+from cairn.service.schemas import ConvertRequest
 from cairn.service.sentences import members_of
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.records.assets import read_asset
@@ -128,33 +129,24 @@ def _check_comparable(config: EDPretrainedConfig, options: Mapping[str, Any]) ->
         )
 
 
-def convert_options(
-    dtype: str | None,
-    max_shard_size: str,
-    *,
-    export_format: str = HUGGINGFACE,
-    lora: str = MERGE,
-    allow_nonfinite: bool = False,
-    check_logits: bool = False,
-    config: Mapping[str, Any] | None = None,
-    reference_logits: str | None = None,
-) -> dict[str, Any]:
-    """Return the options in the canonical form that identifies the artifact.
+def requested_options(body: ConvertRequest) -> dict[str, Any]:
+    """Return the options of a request in the canonical form that identifies its artifact.
 
     Options of later releases are left out at their defaults, so that the identity stays the same.
 
     Raises:
         UnsupportedFormatError: `max_shard_size` is no size.
     """
+    checks_logits = body.check_logits or body.reference_logits
     return {
-        "format": export_format,
-        "dtype": dtype,
-        "max_shard_bytes": parse_size(max_shard_size),
-        **({"lora": lora} if lora != MERGE else {}),
-        **({"allow_nonfinite": True} if allow_nonfinite else {}),
-        **({"check_logits": True} if check_logits or reference_logits else {}),
-        **({"config": dict(config)} if config else {}),
-        **({"reference_logits": reference_logits} if reference_logits else {}),
+        "format": GGUF if body.format == "gguf" else HUGGINGFACE,
+        "dtype": body.dtype,
+        "max_shard_bytes": parse_size(body.max_shard_size),
+        **({"lora": body.lora} if body.lora != MERGE else {}),
+        **({"allow_nonfinite": True} if body.allow_nonfinite else {}),
+        **({"check_logits": True} if checks_logits else {}),
+        **({"config": dict(body.config)} if body.config else {}),
+        **({"reference_logits": body.reference_logits} if body.reference_logits else {}),
     }
 
 
