@@ -4,10 +4,16 @@ from cairn.service.access.callers import Caller
 from cairn.service.actions.job_start import JobStart
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.jobs.kinds import gc, retention
-from cairn.service.jobs.policies import judge, plan_body, stored_policy
-from cairn.service.schemas import ApplyRetentionRequest, Operation, RetentionPlan, RetentionPolicy
-from cairn.storage.runs.retention import check_names
-from cairn.storage.store.clock import utc_now
+from cairn.service.jobs.policies import stored_policy
+from cairn.service.schemas import (
+    ApplyRetentionRequest,
+    Operation,
+    RetentionDecision,
+    RetentionPlan,
+    RetentionPolicy,
+)
+from cairn.storage.runs import retention as stored_retention
+from cairn.storage.store.clock import from_rfc3339, utc_now
 
 
 def plan_retention(
@@ -21,7 +27,28 @@ def plan_retention(
         UnsupportedFormatError, CorruptionError: A record of the run is unreadable.
     """
     stored_run = plane.run(root, run)
-    return plan_body(root, stored_run, judge(stored_run, policy, now=utc_now()))
+    decisions = []
+    judged = stored_retention.plan_retention(stored_run, stored_policy(policy), now=utc_now())
+    for info, decision in judged:
+        assert info.created is not None  # a listed step has a manifest
+        decisions.append(
+            RetentionDecision(
+                step=info.step,
+                attempt=info.attempt,
+                keep=decision.keep,
+                reasons=list(decision.reasons),
+                bytes=info.nbytes or 0,
+                created=from_rfc3339(info.created),
+            )
+        )
+    going = [decision for decision in decisions if not decision.keep]
+    return RetentionPlan(
+        root=root,
+        run=stored_run.uri.name,
+        decisions=decisions[::-1],
+        delete_count=len(going),
+        delete_bytes=sum(decision.bytes for decision in going),
+    )
 
 
 def apply_retention(
@@ -51,7 +78,8 @@ def apply_retention(
     if operation := start.earlier_operation(fields):
         return operation
     stored_run = plane.run(root, run)
-    check_names(stored_run, stored_policy(body.policy))  # refuse now, not in the job
+    # Refuse now, not in the job.
+    stored_retention.check_names(stored_run, stored_policy(body.policy))
     request = retention.retention_request(
         root=root, run=stored_run, policy=body.policy, grace=body.grace_seconds, by=caller.name
     )

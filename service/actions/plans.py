@@ -258,10 +258,7 @@ def _matches(step: OpenStep, rules: list[PlacementRule], sizes: dict[str, int]) 
 
 def _rule_finder(rules: list[PlacementRule], matches: Matches) -> Callable[[str], RuleMatch]:
     """Return a function that returns the rule of a leaf, given its path."""
-    specs = [
-        tuple(tuple(entry) if isinstance(entry, list) else entry for entry in spec)
-        for _, spec in rules
-    ]
+    specs = [_entries(spec) for _, spec in rules]
 
     def find(path: str) -> RuleMatch:
         number = matches.first[path]
@@ -270,6 +267,10 @@ def _rule_finder(rules: list[PlacementRule], matches: Matches) -> Callable[[str]
         return RuleMatch(rules[number][0], specs[number], matches.catch_all[number])
 
     return find
+
+
+def _entries(spec: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(tuple(entry) if isinstance(entry, list) else entry for entry in spec)
 
 
 def _leaf(leaf: step_plan.PlannedLeaf, grid: ProcessGrid) -> PlannedLeaf:
@@ -380,5 +381,4 @@ def _load_call(manifest: Manifest, uri: str, body: PlanRequest, target: _PlanTar
 
 def _rule_text(rule: tuple[str, list[Any]]) -> str:
     text, spec = rule
-    entries = (tuple(entry) if isinstance(entry, list) else entry for entry in spec)
-    return f"({text!r}, PartitionSpec({', '.join(map(repr, entries))}))"
+    return f"({text!r}, PartitionSpec({', '.join(map(repr, _entries(spec)))}))"

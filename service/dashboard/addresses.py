@@ -41,6 +41,12 @@ def compare(root: str, name: str, number: int, other: tuple[str, str, int] | Non
     return f"/compare?{urlencode(query)}"
 
 
+def comparison(this: tuple[str, str, int], other: tuple[str, str, int]) -> str:
+    """Return the address of the differences of two steps, each by root, run and number."""
+    query = {"other_root": other[0], "other_run": other[1], "other": str(other[2])}
+    return with_query(step(*this, "compare"), query)
+
+
 def operation(number: str) -> str:
     """Return the address of an operation's page."""
     return f"/operations/{number}"

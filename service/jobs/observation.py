@@ -50,8 +50,14 @@ def observe_job(
         outcome = "succeeded"
         try:
             yield
-        except BaseException as exc:
-            outcome = _outcome(exc)
+        except JobCancelled:
+            outcome = "cancelled"
+            raise
+        except JobInterrupt:  # the job continues later or in another process
+            outcome = "interrupted"
+            raise
+        except BaseException:
+            outcome = "failed"
             raise
         finally:
             metrics.ended(kind, outcome, time.monotonic() - began)
@@ -81,13 +87,3 @@ def observe_part(
         current_span.note("cairn.operation_id", operation_id)
         current_span.note("cairn.part", name)
         yield
-
-
-def _outcome(error: BaseException) -> str:
-    """Return the outcome of a job that raised an error, for the metrics and the log.
-
-    "interrupted" means that the job continues later or in another process.
-    """
-    if isinstance(error, JobCancelled):
-        return "cancelled"
-    return "interrupted" if isinstance(error, JobInterrupt) else "failed"

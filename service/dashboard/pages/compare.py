@@ -64,9 +64,8 @@ def compare_page(
         number = _number(plane, caller, root, run, step)
         that_root, that_run = other_root or root, other_run or run
         that = _number(plane, caller, that_root, that_run, other)
-        query = {"other_root": that_root, "other_run": that_run, "other": str(that)}
-        target = addresses.step(root, run, number, "compare")
-        return RedirectResponse(addresses.with_query(target, query), HTTPStatus.SEE_OTHER)
+        target = addresses.comparison((root, run, number), (that_root, that_run, that))
+        return RedirectResponse(target, HTTPStatus.SEE_OTHER)
     roots = caller.visible(plane.roots)
     visible = page_of_runs(plane, roots, _RUNS, None).runs
     first = next(iter(roots), "")

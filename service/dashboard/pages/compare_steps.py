@@ -75,14 +75,18 @@ def compare_steps_page(
         ("Configuration", [one.config for one in compared]),
     ]
     heads = _heads(steps)
-    kept = [("step", f"{one.root}/{one.run}/{one.step}") for one in steps]
+    places = [(one.root, one.run, one.step) for one in steps]
+    pairs = []
+    for (head, step_name), (other_head, other_name) in pairwise(zip(heads, places, strict=True)):
+        pairs.append((head, other_head, addresses.comparison(step_name, other_name)))
+    kept = [("step", f"{root}/{run}/{number}") for root, run, number in places]
     switched = kept if equal else [*kept, ("equal", "true")]
     return page(
         request,
         "compare/steps.html",
         steps=steps,
         heads=heads,
-        pairs=[(heads[at], heads[at + 1], _pair(*pair)) for at, pair in enumerate(pairwise(steps))],
+        pairs=pairs,
         runs=list(dict.fromkeys((one.root, one.run) for one in steps)),
         missing=[name for name, one in opened.items() if one is None],
         left_out=max(0, len(names) - MAX_STEPS),
@@ -152,9 +156,3 @@ def _compared(plane: ControlPlane, caller: Caller, name: str) -> ComparedStep | 
             f"{checkpoint.run} {checkpoint.step}: {meta.nbytes:,} bytes of metadata are too many"
         )
     return ComparedStep(checkpoint, config, entries, notes)
-
-
-def _pair(one: Checkpoint, other: Checkpoint) -> str:
-    """Return the address of the comparison of the tensors of two steps."""
-    query = {"other_root": other.root, "other_run": other.run, "other": str(other.step)}
-    return addresses.with_query(addresses.of(one, "compare"), query)
