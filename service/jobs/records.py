@@ -1,4 +1,4 @@
-"""Conversion of the job engine's records to the form of the API. Pure."""
+"""Ids, names and states of jobs in the job engine's records, in the form of the API. Pure."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from cairn.service.http.problems import problem_from
-from cairn.service.schemas import Operation, OperationState, Problem, Progress
+from cairn.service.schemas import OperationState, Problem
 
 _WORKFLOW_PREFIX: Final = "cairn."
 _PART_MARK: Final = "."  # a character that operation ids do not have
@@ -97,47 +97,6 @@ def operation_id(idempotency_key: str | None) -> str:
 def moment(epoch_ms: int | None) -> datetime:
     """Return a moment from milliseconds since 1970."""
     return datetime.fromtimestamp((epoch_ms or 0) / 1000, UTC)
-
-
-def operation_of(
-    *,
-    workflow_id: str,
-    name: str,
-    status: str,
-    request: Mapping[str, Any],
-    progress: Mapping[str, Any],
-    output: Any,
-    error_data: Any,
-    created_ms: int | None,
-    updated_ms: int | None,
-) -> Operation:
-    """Return a job in the form of the API.
-
-    Args:
-        workflow_id: Id of the operation.
-        name: Name from `workflow_name`.
-        status: DBOS's status.
-        request: Request of the job.
-        progress: Last report of its progress.
-        output: Result of the job, if it has one.
-        error_data: `data` of a `JobFailedError`; anything else if the job failed otherwise.
-        created_ms: Milliseconds since 1970.
-        updated_ms: Milliseconds since 1970.
-    """
-    state = state_of(status)
-    instance = f"/v1/operations/{workflow_id}"
-    error = failure_of(status, error_data, instance) if state is OperationState.FAILED else None
-    return Operation(
-        id=workflow_id,
-        kind=kind_of(name),
-        state=state,
-        progress=Progress.model_validate(dict(progress)),
-        request=dict(request),
-        result=output if state is OperationState.SUCCEEDED else None,
-        error=error,
-        created=moment(created_ms),
-        updated=moment(updated_ms),
-    )
 
 
 def failure_of(status: str, error_data: Any, instance: str) -> Problem:

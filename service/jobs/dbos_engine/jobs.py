@@ -31,11 +31,11 @@ from cairn.service.jobs.kinds import KINDS
 from cairn.service.jobs.observation import origin
 from cairn.service.jobs.records import (
     PART,
+    failure_of,
     is_operation,
     kind_of,
     moment,
     operation_id,
-    operation_of,
     parts_of,
     state_of,
     statuses_of,
@@ -388,17 +388,22 @@ class Jobs:
         )
         self._client.cancel_workflows([status.workflow_id for status in workflows])
 
-    def _describe(self, status: WorkflowStatus) -> Operation:
-        return operation_of(
-            workflow_id=status.workflow_id,
-            name=status.name,
-            status=status.status,
-            request=status.input["args"][0] if status.input else {},
-            progress=self._progress(status),
-            output=status.output,
-            error_data=getattr(status.error, "data", None),
-            created_ms=status.created_at,
-            updated_ms=status.updated_at,
+    def _describe(self, row: WorkflowStatus) -> Operation:
+        """Return a job in the form of the API."""
+        state, error = state_of(row.status), None
+        if state is OperationState.FAILED:
+            data = getattr(row.error, "data", None)
+            error = failure_of(row.status, data, f"/v1/operations/{row.workflow_id}")
+        return Operation(
+            id=row.workflow_id,
+            kind=kind_of(row.name),
+            state=state,
+            progress=Progress.model_validate(dict(self._progress(row))),
+            request=dict(row.input["args"][0] if row.input else {}),
+            result=row.output if state is OperationState.SUCCEEDED else None,
+            error=error,
+            created=moment(row.created_at),
+            updated=moment(row.updated_at),
         )
 
     def _progress(self, status: WorkflowStatus) -> Mapping[str, Any]:
