@@ -113,7 +113,8 @@ async def _identify_by_credential(
         UnauthenticatedError: The request has no valid credential.
         ForbiddenError: A page of another site makes the browser send this request.
     """
-    shown = Headers(scope=scope).getlist("authorization")
+    headers = Headers(scope=scope)
+    shown = headers.getlist("authorization")
     if shown:
         scheme, _, token = shown[0].partition(" ")
         if len(shown) > 1 or scheme.lower() != "bearer" or not 0 < len(token) <= MAX_TOKEN_LENGTH:
@@ -128,24 +129,13 @@ async def _identify_by_credential(
             "one; clients read it from CAIRN_KEY or the file CAIRN_KEY_FILE."
         )
     identity = await authenticator.by_session(secret, peer)
-    _require_own_page(scope, identity)
-    return identity
-
-
-def _require_own_page(scope: Connection, identity: Identity) -> None:
-    """Raise unless a page of this server asks for the change.
-
-    A browser sends its cookie with requests of any page, so the CSRF token has to prove the page.
-
-    Raises:
-        ForbiddenError: The origin or the CSRF token is not that of our own page.
-    """
     if scope["method"] in SAFE_METHODS or identity.csrf is None:
-        return
-    headers = Headers(scope=scope)
+        return identity
+    # A browser sends its cookie with requests of any page, so the CSRF token has to prove the page.
     require_own_page(scope)
     if not compare_digest(headers.get(CSRF_HEADER, "").encode(), identity.csrf.encode()):
         raise ForbiddenError("X-CSRF-Token: the page is of another session. Reload it.")
+    return identity
 
 
 async def _refuse(scope: Connection, receive: Receive, send: Send, exc: Exception) -> None:

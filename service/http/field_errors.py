@@ -49,6 +49,8 @@ def field_detail(error: Mapping[str, Any], *, is_value_shown: bool = True) -> st
         error: Entry of `ValidationError.errors()`.
         is_value_shown: Add the refused value, unless it is a container.
     """
+    if error["type"] == "json_invalid":
+        return f"this is not JSON: {error['ctx']['error']}"
     actual = error.get("input")
     if error["type"] == PATTERN_MISMATCH:
         # The parts of a pattern of alternatives are described one by one.

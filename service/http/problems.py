@@ -193,7 +193,7 @@ async def _on_validation_error(request: Request, exc: Exception) -> JSONResponse
     errors = [
         {
             "field": ".".join(_clipped(str(part)) for part in error["loc"]),
-            "detail": _error_detail(error),
+            "detail": field_detail(error),
         }
         for error in invalid[:MAX_ERRORS]
     ]
@@ -248,13 +248,6 @@ def _database_problem(
     cause = causes.get(status, "The server's database failed")
     detail = f"{cause}; the server's log has the cause."
     return _problem(status, slug, title, detail, instance)
-
-
-def _error_detail(error: Mapping[str, Any]) -> str:
-    """Return a validation error's message, with the refused value unless that is a container."""
-    if error["type"] == "json_invalid":
-        return f"this is not JSON: {error['ctx']['error']}"
-    return field_detail(error)
 
 
 def _clipped(text: str, most: int = _SHOWN) -> str:

@@ -1,11 +1,10 @@
 """Comparison of two steps: `/compare` (form) and `/ui/{root}/{run}/steps/{step}/compare`."""
 
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
-from fastapi import Depends, Query, Request, Response
+from fastapi import Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from cairn.service.access.callers import Caller, Scope
@@ -17,7 +16,7 @@ from cairn.service.dashboard import addresses
 from cairn.service.dashboard.charts.changes import bars_of, layers_of
 from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.rendering import page
-from cairn.service.dashboard.requests import StepRequestDependency
+from cairn.service.dashboard.requests import StepRequest, StepRequestDependency
 from cairn.service.dependencies import MAX_STEP, PlaneDependency
 from cairn.service.http.value_streams import ValueRead
 from cairn.service.routes.runs import page_of_runs
@@ -34,6 +33,7 @@ store_router: Final = page_router(StorePage)
 
 Name = Annotated[str, Query(pattern=rf"^$|{RUN_PATTERN}", max_length=128)]
 Chosen = Annotated[str, Query(pattern=rf"^([0-9]{{1,15}})?$|{ALIAS_PATTERN}", max_length=128)]
+Step = Annotated[int, Query(ge=0, le=MAX_STEP)]
 Text = Annotated[str, Query(max_length=2000, pattern=PLAIN_PATTERN)]
 
 
@@ -86,37 +86,21 @@ def compare_page(
     )
 
 
-@dataclass(frozen=True)
-class OtherStep:
-    """Step to compare with.
-
-    Attributes:
-        names: Names of the root and the run, and the step number. An empty name means the root or
-            run of the first step.
-        prefix: Prefix of the leaves to show.
-    """
-
-    names: tuple[str, str, int]
-    prefix: str
-
-
-async def _other_step(
-    other: Annotated[int, Query(ge=0, le=MAX_STEP)],
+@store_router.get("/ui/{root}/{run}/steps/{step}/compare")
+def comparison_page(
+    caller: Reader,
+    request: StepRequestDependency,
+    other: Step,
     other_root: Name = "",
     other_run: Name = "",
     prefix: Text = "",
-) -> OtherStep:
-    return OtherStep((other_root, other_run, other), prefix)
+) -> HTMLResponse:
+    """Show the differences of two steps by their digests, without reading values.
 
-
-Other = Annotated[OtherStep, Depends(_other_step)]
-
-
-@store_router.get("/ui/{root}/{run}/steps/{step}/compare")
-def comparison_page(caller: Reader, request: StepRequestDependency, other: Other) -> HTMLResponse:
-    """Show the differences of two steps by their digests, without reading values."""
-    this, that = _sides(request.plane, caller, request.names, other.names)
-    selection = DiffSelection(item=None, prefix=other.prefix, values=False, after=0, limit=ROWS)
+    Without `other_root` or `other_run`, the other step is of the same root or run.
+    """
+    this, that = _sides(request, caller, (other_root, other_run, other))
+    selection = DiffSelection(item=None, prefix=prefix, values=False, after=0, limit=ROWS)
     diff, more = diffs.diff_steps(this, that, selection)
     item = _measured_item(this)
     changed = [
@@ -132,13 +116,13 @@ def comparison_page(caller: Reader, request: StepRequestDependency, other: Other
         diff=diff,
         more=more,
         rows=ROWS,
-        prefix=other.prefix,
+        prefix=prefix,
         metrics=_metrics(this, that),
         comparable=len(changed),
         at_once=nbytes <= AT_ONCE_BYTES,
         nbytes=nbytes,
         values_url=addresses.with_query(
-            addresses.step(*request.names, "compare/values"), kept, prefix=other.prefix
+            addresses.step(*request.names, "compare/values"), kept, prefix=prefix
         ),
         kept=kept,
         meta_url=f"/compare/steps/meta?{urlencode(named)}",
@@ -146,12 +130,19 @@ def comparison_page(caller: Reader, request: StepRequestDependency, other: Other
 
 
 @store_router.get("/ui/{root}/{run}/steps/{step}/compare/values")
-def values_part(caller: Reader, request: StepRequestDependency, other: Other) -> Response:
+def values_part(
+    caller: Reader,
+    request: StepRequestDependency,
+    other: Step,
+    other_root: Name = "",
+    other_run: Name = "",
+    prefix: Text = "",
+) -> Response:
     """Show how much the differing leaves changed. This reads their values."""
-    this, that = _sides(request.plane, caller, request.names, other.names)
+    this, that = _sides(request, caller, (other_root, other_run, other))
     most = diffs.MAX_COMPARED_BYTES
     selection = DiffSelection(
-        _measured_item(this), other.prefix, values=True, after=0, limit=ROWS, most_bytes=most
+        _measured_item(this), prefix, values=True, after=0, limit=ROWS, most_bytes=most
     )
 
     def answer() -> Response:
@@ -192,14 +183,13 @@ def _measured_item(side: DiffSide) -> str | None:
 
 
 def _sides(
-    plane: ControlPlane, caller: Caller, this: tuple[str, str, int], that: tuple[str, str, int]
+    request: StepRequest, caller: Caller, other: tuple[str, str, int]
 ) -> tuple[DiffSide, DiffSide]:
-    root, run, step = this
-    other_root, other_run, other = that
-    caller.require(Scope.READ, other_root or root)
+    other_root, other_run, number = other
+    caller.require(Scope.READ, other_root or request.root)
     return (
-        DiffSide.open(plane, root, run, step),
-        DiffSide.open(plane, other_root or root, other_run or run, other),
+        DiffSide.open(request.plane, *request.names),
+        DiffSide.open(request.plane, other_root or request.root, other_run or request.run, number),
     )
 
 
