@@ -234,10 +234,11 @@ def save(store: str, gigabytes: str) -> Measure:
 def export(store: str, target: str) -> Measure:
     """The job's own steps, one after the other, with nothing around them."""
     from cairn.service.jobs.context import JobContext, Result
-    from cairn.service.jobs.kinds.convert import CONVERT, KIND, RULE_VERSION, convert_options
+    from cairn.service.jobs.kinds.convert import CONVERT, KIND, RULE_VERSION, requested_options
     from cairn.service.jobs.kinds.export_job import export_request
     from cairn.service.jobs.process_memory import keep_one_arena
     from cairn.service.jobs.progress import ProgressMeter
+    from cairn.service.schemas import ConvertRequest
     from cairn.storage.runs.run import Run
     from cairn.storage.store.uri import parse_uri
 
@@ -266,7 +267,7 @@ def export(store: str, target: str) -> Measure:
         root="default",
         run=run,
         step=run.step(STEP),
-        options=convert_options(None, "5GB"),
+        options=requested_options(ConvertRequest()),
         rule_version=RULE_VERSION,
     )
     made = CONVERT.run(Alone(), request)
