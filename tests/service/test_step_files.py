@@ -119,6 +119,7 @@ def test_range_and_conditions_are_those_of_any_download(http, largest, content):
     assert (stale.status_code, stale.content) == (200, content)
     same = http.get(here, headers={"If-None-Match": etag})
     assert (same.status_code, same.content) == (304, b"")
+    assert http.head(here, headers={"If-None-Match": etag}).status_code == 304
     behind = http.get(here, headers={"Range": f"bytes={len(content)}-"})
     assert behind.status_code == 416
     assert behind.headers["content-range"] == f"bytes */{len(content)}"
