@@ -1,6 +1,7 @@
 """`POST …:plan`: what a step needs on a mesh, and the load that it says."""
 
 import ast
+import re
 import subprocess
 import sys
 
@@ -292,6 +293,8 @@ def test_a_step_without_a_model_is_whole_on_every_device_and_said_to_be(http, ro
     assert found["bytes_per_device"]["other"] == found["bytes"] == 256 * 256 * 4 + 4
     ruled = plan(http, {"fsdp": 8}, run="bare", rules=[["^w$", ["fsdp"]], [".*", []]])
     assert by_path(ruled)["weights", "w"]["part"] == [32, 256]
+    page = http.get("/ui/default/bare/steps/1/plan", params={"mesh": "fsdp=8"}).text
+    assert re.findall(r"<dt>(\w+) per device</dt>", page) == ["Other"]
 
 
 def test_an_adopted_step_is_planned_by_rules(http, root, tmp_path, monkeypatch):
