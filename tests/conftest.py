@@ -47,6 +47,7 @@ from jaxtyping import install_import_hook
 from tests.faults.report import trials
 from tests.leases import stop_renewing
 from tests.lowering import share_contexts
+from tests.made_once import make_once
 from tests.programs.program import SHARED
 
 # What is imported and collected stays, and is millions of objects: to look through them meanwhile,
@@ -54,6 +55,7 @@ from tests.programs.program import SHARED
 gc.disable()
 
 share_contexts()
+make_once()
 
 # How long an example takes says nothing of what is tested, on a machine that others use. Each run
 # draws others, and keeps those that fail.

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lowering import compile_quickly, share_contexts
+from tests.made_once import make_now, make_once
 
 IMPORTED = (
     "cairn.service.app",
@@ -66,6 +67,8 @@ def main() -> None:
             importlib.import_module(name)
     compile_quickly()
     share_contexts()
+    make_once()
+    make_now()
     gc.collect()
     gc.freeze()  # the children share these pages
     gc.enable()

@@ -6,6 +6,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from cairn import Client
 from cairn.state.checkpointing.trees import nest
 from tests.plain_orbax import manager
 from tests.service.dashboard.conftest import opened
@@ -97,49 +98,57 @@ def test_folder_is_adopted_with_a_model_from_files_and_can_be_exported(
     expect(export).to_have_attribute("data-state", "succeeded", timeout=30_000)
 
 
-@pytest.mark.parametrize(
-    ("config", "rules", "told"),
-    [
-        ("{", "{}", "config: this is not JSON"),
-        ("[]", "{}", "config: this is JSON, but no object"),
-        ('{"model_type": "llama"}', "", "map: fill it in too"),
-        ("", '{"a": "b"}', "config: fill it in too"),
-        ('{"model_type": "none"}', '{"a": "b"}', "expected model_type to be one of"),
-        (json.dumps(CONFIG.to_hf()), '{"(": "b"}', "unterminated subpattern"),
-    ],
+MODELS_THAT_CAN_NOT_BE = (
+    ("{", "{}", "config: this is not JSON"),
+    ("[]", "{}", "config: this is JSON, but no object"),
+    ('{"model_type": "llama"}', "", "map: fill it in too"),
+    ("", '{"a": "b"}', "config: fill it in too"),
+    ('{"model_type": "none"}', '{"a": "b"}', "expected model_type to be one of"),
+    (json.dumps(CONFIG.to_hf()), '{"(": "b"}', "unterminated subpattern"),
 )
-def test_model_that_can_not_be_is_told_where_it_was_asked(
-    browser, plane, model_of_orbax, config, rules, told
-):
+"""Config, map, and what is said of them."""
+
+
+def test_model_that_can_not_be_is_told_where_it_was_asked(browser, plane, model_of_orbax):
     with opened(browser, plane, "422 (Unprocessable") as page:
         page.goto("/adopt")
-        describe(page, config, rules)
-        ask(page, model_of_orbax, "never")
-        alert = page.locator("#adopt-result").get_by_role("alert")
-        expect(alert).to_contain_text(told)
-        expect(page.get_by_label("Map of paths, as JSON")).to_have_value(rules)
+        for config, rules, told in MODELS_THAT_CAN_NOT_BE:
+            describe(page, config, rules)
+            ask(page, model_of_orbax, "never")
+            alert = page.locator("#adopt-result").get_by_role("alert")
+            expect(alert).to_contain_text(told)
+            expect(page.get_by_label("Map of paths, as JSON")).to_have_value(rules)
 
 
-@pytest.mark.parametrize(
-    ("folder", "run", "told", "status"),
-    [
+@pytest.fixture(scope="module")
+def adopted_folder(trained, plane):
+    """A folder that a run has adopted."""
+    manager(trained / "first-runs")
+    with Client(plane) as client:
+        client.wait(client.adopt("first-runs", "first").id)
+    return "first-runs"
+
+
+def test_what_can_not_be_adopted_is_told_where_it_was_asked(
+    browser, plane, saved_by_orbax, adopted_folder
+):
+    refusals = (
         ("/etc", "etc", "lie outside the root", "409 (Conflict)"),
         ("nowhere", "new", "Nothing to adopt", "404 (Not Found)"),
         ("tiny/attempts", "new", "run", "422 (Unprocessable Entity)"),
-        ("old-runs", "tiny", "The name is taken", "409 (Conflict)"),
-        ("old-runs", "twice", "Another run adopts the folder", "409 (Conflict)"),
-    ],
-)
-def test_what_can_not_be_adopted_is_told_where_it_was_asked(
-    browser, plane, saved_by_orbax, folder, run, told, status
-):
-    with opened(browser, plane, status) as page:
+        (saved_by_orbax, "tiny", "The name is taken", "409 (Conflict)"),
+        (adopted_folder, "twice", "Another run adopts the folder", "409 (Conflict)"),
+    )
+    with opened(browser, plane, *{status for *_, status in refusals}) as page:
         page.goto("/adopt")
-        ask(page, folder, run)
-        alert = page.locator("#adopt-result").get_by_role("alert")
-        expect(alert).to_contain_text(told)
-        expect(alert).to_be_focused()
-        expect(page.get_by_label("Orbax folder")).to_have_value(folder)
+        for folder, run, told, status in refusals:
+            with page.expect_response(lambda answer: answer.request.method == "POST") as answer:
+                ask(page, folder, run)
+            assert status.startswith(str(answer.value.status))
+            alert = page.locator("#adopt-result").get_by_role("alert")
+            expect(alert).to_contain_text(told)
+            expect(alert).to_be_focused()
+            expect(page.get_by_label("Orbax folder")).to_have_value(folder)
 
 
 def test_without_scripts_an_error_of_adopting_is_a_page(browser, plane, saved_by_orbax):

@@ -41,7 +41,8 @@ PAGES = (
 )
 
 SERIOUS = """async (rules) => {
-  const options = rules ? { runOnly: { type: "rule", values: rules } } : {};
+  const options = { resultTypes: ["violations"] };
+  if (rules) options.runOnly = { type: "rule", values: rules };
   const { violations } = await axe.run(document, options);
   return violations
     .filter((one) => ["serious", "critical"].includes(one.impact))
