@@ -25,12 +25,12 @@ from .service.settings import Settings as Settings
 from .state.adapters.lora import LoraSettings as LoraSettings
 from .state.adapters.quantization import QuantizationSettings as QuantizationSettings
 from .state.checkpointing.checkpointer import Checkpointer as Checkpointer
+from .state.checkpointing.dedup_policy import DedupPolicy as DedupPolicy
 from .state.checkpointing.load import load as load
+from .state.checkpointing.save_handle import SaveHandle as SaveHandle
+from .state.checkpointing.save_handle import SaveState as SaveState
 from .state.checkpointing.save_policy import DueReason as DueReason
 from .state.checkpointing.save_policy import SavePolicy as SavePolicy
-from .state.checkpointing.saves.dedup_policy import DedupPolicy as DedupPolicy
-from .state.checkpointing.saves.save_handle import SaveHandle as SaveHandle
-from .state.checkpointing.saves.save_handle import SaveState as SaveState
 from .state.drop_in.checkpoint_manager import CheckpointManager as CheckpointManager
 from .state.errors import NotInitializedError as NotInitializedError
 from .state.errors import OptimizerError as OptimizerError

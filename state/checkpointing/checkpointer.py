@@ -23,19 +23,20 @@ from typing import Any, ClassVar, Final, Self, SupportsIndex
 import jax
 
 from cairn.state.checkpointing import exit_guard
+from cairn.state.checkpointing.dedup_policy import DedupPolicy
 from cairn.state.checkpointing.gc_pause import pause_gc
 from cairn.state.checkpointing.load import StepChoice, load
 from cairn.state.checkpointing.modules import TreePlan
 from cairn.state.checkpointing.processes import agreement, background
+from cairn.state.checkpointing.save_handle import SaveHandle, SaveState, pop_call_time
+from cairn.state.checkpointing.save_options import SaveOptions
 from cairn.state.checkpointing.saves.dedup import Dedup, DedupSources
-from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
 from cairn.state.checkpointing.saves.engine import begin_step, orbax_folder
 from cairn.state.checkpointing.saves.host_buffers import HostBuffers
 from cairn.state.checkpointing.saves.host_trees import HostTrees, Memory, copies_of
 from cairn.state.checkpointing.saves.leaf_records import kinds_of_leaves
 from cairn.state.checkpointing.saves.pinned_warmup import PinnedWarmup
 from cairn.state.checkpointing.saves.preparation import PreparedTree, Save, prepare
-from cairn.state.checkpointing.saves.save_handle import SaveHandle, SaveState, pop_call_time
 from cairn.state.checkpointing.saves.save_job import SaveJob, failure, job_environment
 from cairn.state.checkpointing.saves.save_metrics import (
     prepare_metrics,
@@ -43,7 +44,6 @@ from cairn.state.checkpointing.saves.save_metrics import (
     record_refusal,
     record_started,
 )
-from cairn.state.checkpointing.saves.save_options import SaveOptions
 from cairn.state.checkpointing.saves.staging import pinned_budget
 from cairn.state.checkpointing.skipped_steps import pop_skipped
 from cairn.storage.arrays.data_files import Compression

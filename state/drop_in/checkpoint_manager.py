@@ -28,7 +28,7 @@ from cairn.state.checkpointing.background_retention import RunRetention
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.load import agreed_step, check_on_damage, load
 from cairn.state.checkpointing.processes import agreement, exchange
-from cairn.state.checkpointing.saves.save_handle import SaveHandle, SaveState, call_of_save
+from cairn.state.checkpointing.save_handle import SaveHandle, SaveState, call_of_save
 from cairn.state.checkpointing.skipped_steps import record_skipped
 from cairn.state.drop_in.item_args import (
     SINGLE_ITEM,

@@ -15,18 +15,18 @@ from cairn.interop.errors import ArgumentError
 from cairn.state.checkpointing import exit_guard
 from cairn.state.checkpointing.background_retention import RunRetention
 from cairn.state.checkpointing.checkpointer import Checkpointer, default_writer_id
+from cairn.state.checkpointing.dedup_policy import DedupPolicy
 from cairn.state.checkpointing.iterators import capture_states
 from cairn.state.checkpointing.preemption import Preemption
 from cairn.state.checkpointing.processes import agreement, exchange
-from cairn.state.checkpointing.save_policy import DueReason, SavePolicy
-from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
-from cairn.state.checkpointing.saves.preparation import check_items
-from cairn.state.checkpointing.saves.save_handle import (
+from cairn.state.checkpointing.save_handle import (
     SaveHandle,
     SaveState,
     call_of_save,
     superseded_save,
 )
+from cairn.state.checkpointing.save_policy import DueReason, SavePolicy
+from cairn.state.checkpointing.saves.preparation import check_items
 from cairn.state.checkpointing.saves.save_metrics import (
     prepare_metrics,
     record_outcome,

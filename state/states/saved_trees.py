@@ -9,7 +9,7 @@ import jax
 from cairn.interop.errors import ArgumentError
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.modules import any_module, as_items, nnx_kinds, open_modules
-from cairn.state.checkpointing.saves.save_handle import SaveHandle
+from cairn.state.checkpointing.save_handle import SaveHandle
 from cairn.storage.arrays.data_files import Compression
 from cairn.storage.runs.records.annotations import Better
 from cairn.storage.runs.records.manifest import ModelInfo

@@ -29,8 +29,8 @@ from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.gc_pause import pause_gc
 from cairn.state.checkpointing.modules import FlatTrees
 from cairn.state.checkpointing.processes import agreement
-from cairn.state.checkpointing.saves.save_handle import SaveHandle, call_of_save
-from cairn.state.checkpointing.saves.save_options import SaveOptions
+from cairn.state.checkpointing.save_handle import SaveHandle, call_of_save
+from cairn.state.checkpointing.save_options import SaveOptions
 from cairn.state.checkpointing.trees import flatten
 from cairn.state.errors import TreeStructureError
 from cairn.state.paths import arrays_among, tree_problems

@@ -6,7 +6,7 @@ from typing import Any, Self, SupportsIndex
 
 from cairn.interop.names import TaskType
 from cairn.interop.partition_axis import MESH_AXES
-from cairn.state.checkpointing.saves.save_handle import SaveHandle
+from cairn.state.checkpointing.save_handle import SaveHandle
 from cairn.state.model_classes import module_class, shipped_decoder
 from cairn.state.states.checkpoint import run_has_saved
 from cairn.state.states.load_options import LoadOptions

@@ -10,7 +10,7 @@ import optax
 from flax import struct
 
 from cairn.interop.errors import ArgumentError
-from cairn.state.checkpointing.saves.save_handle import SaveHandle
+from cairn.state.checkpointing.save_handle import SaveHandle
 from cairn.state.errors import NotInitializedError
 from cairn.state.paths import own_variables
 from cairn.state.sharding.mesh import home_of

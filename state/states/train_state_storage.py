@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex
 import jax
 
 from cairn.interop.errors import ArgumentError
-from cairn.state.checkpointing.saves.save_handle import SaveHandle, call_of_save
+from cairn.state.checkpointing.save_handle import SaveHandle, call_of_save
 from cairn.state.errors import OptimizerError, OptimizerNotFoundError
 from cairn.state.sharding.mesh import home_of
 from cairn.state.sharding.states import place_step

@@ -12,6 +12,7 @@ from cairn.state.checkpointing import (
     leaf_forms,
     modules,
     restore,
+    save_handle,
 )
 from cairn.state.checkpointing.processes import coordination as process_coordination
 from cairn.state.checkpointing.restores import (
@@ -32,7 +33,6 @@ from cairn.state.checkpointing.saves import (
     pinned_warmup,
     preparation,
     process_records,
-    save_handle,
     save_job,
     save_metrics,
     staging,

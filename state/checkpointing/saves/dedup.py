@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from cairn.state.checkpointing.dedup_policy import DedupPolicy
 from cairn.state.checkpointing.saves.dedup_files import DedupFile, link_files, new_files
-from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
 from cairn.state.checkpointing.saves.process_records import ProcessRecord, WrittenShard
 from cairn.storage.arrays.chunks import ChunkShapes
 from cairn.storage.arrays.data_files import (

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Final, NamedTuple, TypeVar
 
-from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
+from cairn.state.checkpointing.dedup_policy import DedupPolicy
 from cairn.state.checkpointing.saves.save_metrics import record_damage, record_dedup
 from cairn.storage.arrays.data_files import StoredFile
 from cairn.storage.arrays.ocdbt import DATA_FOLDER

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from cairn.state.checkpointing.device_digests import DeviceShard
+from cairn.state.checkpointing.save_handle import StagingKind
 from cairn.state.checkpointing.saves.dedup import Dedup
 from cairn.state.checkpointing.saves.host_arrays import (
     HostArray,
@@ -26,7 +27,6 @@ from cairn.state.checkpointing.saves.preparation import (
     places_of,
     shards_here,
 )
-from cairn.state.checkpointing.saves.save_handle import StagingKind
 from cairn.state.checkpointing.saves.staging import (
     Staging,
     boxes_to_copy,

@@ -23,6 +23,7 @@ from cairn.state.checkpointing.device_digests import (
 from cairn.state.checkpointing.iterators import IteratorState, capture_states
 from cairn.state.checkpointing.leaf_forms import is_computed, is_key_dtype, store_form
 from cairn.state.checkpointing.modules import TreePlan
+from cairn.state.checkpointing.save_options import SaveOptions
 from cairn.state.checkpointing.saves.dedup import Dedup
 from cairn.state.checkpointing.saves.host_arrays import (
     DeferredLeaf,
@@ -34,7 +35,6 @@ from cairn.state.checkpointing.saves.host_arrays import (
     is_read_by_columns,
     on_host,
 )
-from cairn.state.checkpointing.saves.save_options import SaveOptions
 from cairn.storage.arrays.data_files import Compression
 from cairn.storage.arrays.orbax_tree import JSON_FILES, META_ITEM, StoredForm
 from cairn.storage.errors import InvalidURIError, UnsupportedFormatError

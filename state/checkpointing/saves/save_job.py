@@ -21,6 +21,7 @@ import jax
 
 from cairn.state.checkpointing.gc_pause import pause_gc
 from cairn.state.checkpointing.processes import background, exchange
+from cairn.state.checkpointing.save_handle import SaveHandle
 from cairn.state.checkpointing.saves import listeners
 from cairn.state.checkpointing.saves.dedup import DedupSources, WrittenTree
 from cairn.state.checkpointing.saves.engine import TEMPORARY, StepWrite, commit_text
@@ -28,7 +29,6 @@ from cairn.state.checkpointing.saves.file_check import check_files
 from cairn.state.checkpointing.saves.host_trees import HostTrees
 from cairn.state.checkpointing.saves.leaf_records import with_digests
 from cairn.state.checkpointing.saves.preparation import Save
-from cairn.state.checkpointing.saves.save_handle import SaveHandle
 from cairn.storage.arrays.ocdbt import ValueRef
 from cairn.storage.errors import FencedError, SaveError, StorageError, translate_error
 from cairn.storage.runs.records.assets import put_assets

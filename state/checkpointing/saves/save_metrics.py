@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 from weakref import WeakSet
 
-from cairn.state.checkpointing.saves.save_handle import SaveHandle, SaveState, refused_save
+from cairn.state.checkpointing.save_handle import SaveHandle, SaveState, refused_save
 from cairn.storage.errors import StorageError
 from cairn.storage.store.uri import StoreURI
 

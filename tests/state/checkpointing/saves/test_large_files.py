@@ -8,7 +8,7 @@ import pytest
 
 from cairn import Checkpointer, DedupPolicy, SaveError, parse_uri
 from cairn.state.checkpointing.modules import TreePlan
-from cairn.state.checkpointing.saves.save_options import SaveOptions
+from cairn.state.checkpointing.save_options import SaveOptions
 from cairn.storage.arrays.data_file_writers import open_data_file_writer
 from tests.faults.report import is_long
 from tests.state.seams import (

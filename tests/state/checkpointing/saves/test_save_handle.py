@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from cairn import LeaseHeldError, SaveError, SaveHandle, SaveState, StepExistsError, parse_uri
-from cairn.state.checkpointing.saves.save_handle import call_of_save, superseded_save
+from cairn.state.checkpointing.save_handle import call_of_save, superseded_save
 from cairn.state.checkpointing.saves.save_metrics import (
     record_outcome,
     record_refusal,
