@@ -62,6 +62,7 @@ def loadable(engine: Engine, config: DecoderConfig, architecture: str) -> Decode
             sliding_window=None,
             layer_types=config.layer_types and (FULL,) * config.num_hidden_layers,
         )
+    width = config.hidden_size
     if engine.needs_head:
         config = config.replace(tie_word_embeddings=False)
     refused = [
@@ -74,9 +75,11 @@ def loadable(engine: Engine, config: DecoderConfig, architecture: str) -> Decode
             f"sliding_window={config.sliding_window} below max_position_embeddings="
             f"{config.max_position_embeddings} (there are no windows)"
         )
-    usual = config.hidden_size // config.num_attention_heads
-    if not engine.wide_heads and config.head_size != usual:
-        refused.append(f"head_dim={config.head_size} (only width / heads: {usual})")
+    heads = f"num_attention_heads={config.num_attention_heads}, head_dim={config.head_size}"
+    if not engine.wide_heads and config.num_attention_heads * config.head_size != width:
+        refused.append(f"{heads} (only heads that together are as wide as the model: {width})")
+    if config.head_size == 1:
+        refused.append(f"{heads} (heads of one number end the process)")
     rope = config.rope
     scaling = None if rope is None else rope.scaling
     if scaling in _BY_NUMBERS and scaling not in engine.scalings:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import gguf
 import numpy as np
 import pytest
+import torch
 from transformers import AutoConfig
 
 from cairn import ConfigError, DecoderForCausalLM
@@ -36,7 +37,7 @@ from tests.interop.families.test_known import checked_rows
 from tests.state.hf_models import tokens, torch_logits
 
 LIMIT, LIMIT_OF_ITS_GELU = 1e-4, 1e-3
-"""Of the largest logit. llama.cpp looks gelu up in a table of 16-bit numbers."""
+"""Of the largest logit. A last bit decides which entry of its table llama.cpp takes for gelu."""
 HEAD = SIZES["hidden_size"] // SIZES["num_attention_heads"]
 FLAGS = (
     *("attention_bias", "bias", "mlp_bias", "qkv_bias", "use_bias", "use_qkv_bias"),
@@ -344,6 +345,30 @@ def error_of(path, ids, expected):
     return relative_error(logits_of_file(path, ids[0]), expected)
 
 
+class TableGelu(torch.nn.Module):
+    """gelu as llama.cpp computes it on a CPU: in a table from 16-bit numbers to 16-bit numbers."""
+
+    def forward(self, values):
+        entries = torch.nn.functional.gelu(values.half().float(), approximate="tanh")
+        near = entries.half().to(values.dtype)
+        return torch.where(values.abs() < 10, near, values.relu())
+
+
+def is_gelu(module):
+    """Whether a module of a transformers model is a gelu of any kind."""
+    kind = type(module)
+    return kind.__module__.endswith("activations") and "gelu" in kind.__name__.lower()
+
+
+def with_its_gelu(theirs):
+    """A transformers model that computes gelu as llama.cpp does."""
+    for module in [*theirs.modules()]:
+        for name, child in [*module.named_children()]:
+            if is_gelu(child):
+                setattr(module, name, TableGelu())
+    return theirs
+
+
 @pytest.mark.parametrize(("model_type", "name"), CELLS)
 def test_our_file_is_the_model_and_as_the_converter_writes_it_or_nobody_has_one(
     model_type, name, converter, outcomes, tmp_path
@@ -352,7 +377,7 @@ def test_our_file_is_the_model_and_as_the_converter_writes_it_or_nobody_has_one(
     options, ids = cells_of(model_type)[name], tokens(1, LENGTH, VOCABULARY)
     try:
         theirs, folder = saved(tmp_path / "theirs", model_type, **options)
-        expected = torch_logits(theirs, ids, np.ones_like(ids))[0]
+        expected = torch_logits(with_its_gelu(theirs), ids, np.ones_like(ids))[0]
     except Exception as exc:  # transformers' own, of many types
         pytest.xfail(f"no such model: {type(exc).__name__}: {exc}")
     try:
@@ -399,7 +424,8 @@ FUZZ_SECONDS = float(os.environ.get("CAIRN_FUZZ_SECONDS", "60"))
 SIZES_TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 KEPT = re.compile(
-    r".*_token_id|vocab_size|max_position_embeddings|n_positions|transformers_version"
+    # llama.cpp takes longrope's long factors by the size of its context, not by the text's length.
+    r".*_token_id|vocab_size|(original_)?max_position_embeddings|n_positions|transformers_version"
 )
 
 
@@ -441,7 +467,7 @@ def test_a_random_model_is_written_as_it_is_or_refused(converter, tmp_path):
         options, folder = random_options(draws, model_type), tmp_path / f"{number}"
         try:
             theirs, saved_at = saved(folder, model_type, **options)
-            rounded = torch_logits(theirs, ids, np.ones_like(ids))[0]
+            rounded = torch_logits(with_its_gelu(theirs), ids, np.ones_like(ids))[0]
             expected = torch_logits(theirs.double(), ids, np.ones_like(ids))[0]
             model = DecoderForCausalLM.from_pretrained(saved_at, auto_shard_model=False)
         except Exception:  # of many types: transformers', torch's, and our refusals
