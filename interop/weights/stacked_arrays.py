@@ -18,8 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cairn.interop.conversion.boxes import Box
-from cairn.interop.conversion.ops import Array, Shape
+from cairn.interop.conversion.ops import Array
 from cairn.storage.reading.item_arrays import LeafInfo
 from cairn.storage.reading.reader import CheckpointReader
 
@@ -78,32 +77,16 @@ class StackedArrays:
         if shutil.disk_usage(tempfile.gettempdir()).free - info.nbytes < FREE_BYTES:
             return None
         with tempfile.TemporaryFile() as file:
-            file.truncate(info.nbytes)
-            for box, piece in self._reader.iter_boxes(self._item, info.path):
-                inner = (box[axis], *box[:axis], *box[axis + 1 :])
-                _write(file.fileno(), np.moveaxis(piece, axis, 0), inner, shape)
+            try:  # a page of a mapped file that finds no room would end the process
+                os.posix_fallocate(file.fileno(), 0, info.nbytes)
+            except OSError:
+                return None
             mapped = mmap.mmap(file.fileno(), info.nbytes)  # lives as long as its arrays
         layers: Array = np.frombuffer(mapped, np.uint8).view(info.dtype).reshape(shape)
+        for box, piece in self._reader.iter_boxes(self._item, info.path):
+            layers[(box[axis], *box[:axis], *box[axis + 1 :])] = np.moveaxis(piece, axis, 0)
+            release(layers)
         return layers
-
-
-def _write(file: int, values: Array, box: Box, shape: Shape) -> None:
-    """Write a box of an array of this shape to its places in a file, in C order.
-
-    It is written, not mapped: faults of fresh pages would take as long as the copies.
-    """
-    data = np.ascontiguousarray(values).view(np.uint8)
-    size = values.dtype.itemsize
-    partial = [axis for axis, extent in enumerate(box) if extent != slice(0, shape[axis])]
-    last = partial[-1] if partial else 0
-    strides = [size * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    for index in np.ndindex(*values.shape[:last]):
-        starts = (extent.start + at for extent, at in zip(box, (*index, 0), strict=False))
-        place = sum(start * stride for start, stride in zip(starts, strides, strict=False))
-        run = data[index].reshape(-1).data
-        while run:
-            count = os.pwrite(file, run, place)
-            run, place = run[count:], place + count
 
 
 def release(layers: Array) -> None:

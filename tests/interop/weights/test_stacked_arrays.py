@@ -1,7 +1,9 @@
 """Arrays that stack layers: read once, whatever their chunks, and given layer by layer."""
 
+import errno
 import itertools
 import math
+import os
 
 import numpy as np
 import pytest
@@ -56,9 +58,20 @@ def test_each_element_of_a_stack_is_read_once_for_all_layers(kept, data):
     assert reader.times.max() == reader.times.min() == 1
 
 
-def test_where_temporary_files_have_no_room_each_layer_is_read_by_itself(monkeypatch):
+def no_room(file, start, length):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [(stacked_arrays, "FREE_BYTES", 1 << 62), (os, "posix_fallocate", no_room)],
+    ids=["little is free", "none is left"],
+)
+def test_where_temporary_files_have_no_room_each_layer_is_read_by_itself(
+    owner, name, value, monkeypatch
+):
     monkeypatch.setattr(stacked_arrays, "KEPT_BYTES", 0)
-    monkeypatch.setattr(stacked_arrays, "FREE_BYTES", 1 << 62)
+    monkeypatch.setattr(owner, name, value)
     array = np.zeros((4, 2), np.float32)
     stacked = stacked_arrays.StackedArrays(Counting(array, (4, 2)), "items")
     assert stacked.layers(LeafInfo("layers", (4, 2), array.dtype, (4, 2)), 1) is None
