@@ -8,21 +8,21 @@ import functools
 import ssl
 from typing import Any
 
-import certifi
 import typer.main
 
 _make_context = ssl.create_default_context
 
 
 @functools.cache
-def _of_authorities() -> ssl.SSLContext:
-    return _make_context(cafile=certifi.where())
+def _of_authorities(file: str) -> ssl.SSLContext:
+    return _make_context(cafile=file)
 
 
 def _context(*arguments: Any, **options: Any) -> ssl.SSLContext:
-    if not arguments and options == {"cafile": certifi.where()}:
-        return _of_authorities()
-    return _make_context(*arguments, **options)
+    file = options.get("cafile", "")
+    if arguments or len(options) != 1 or not file.endswith("certifi/cacert.pem"):
+        return _make_context(*arguments, **options)
+    return _of_authorities(file)
 
 
 def make_once() -> None:
@@ -33,7 +33,9 @@ def make_once() -> None:
 
 def make_now() -> None:
     """Make both: forks of this process find them made."""
+    import httpx
+
     from cairn.service.command import cli
 
-    _of_authorities()
+    httpx.create_ssl_context()
     typer.main.get_command(cli.app)
