@@ -3,20 +3,17 @@
 Entries concern all roots, so callers that are limited to some roots may not list them.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http import HTTPStatus
+from contextlib import AbstractContextManager
 from typing import Any
 
 from cairn.service.access.callers import Caller
 from cairn.service.actions.plane import ControlPlane
+from cairn.service.catalog import audit
 from cairn.service.catalog.audit import AuditEntry, audit_events
 from cairn.service.filters.search import Search
-from cairn.service.http.problems import problem_from
 from cairn.service.schemas import AuditEvent
 
 
-@contextmanager
 def audited(
     plane: ControlPlane,
     caller: Caller,
@@ -25,8 +22,8 @@ def audited(
     root: str = "",
     run: str = "",
     **detail: Any,
-) -> Iterator[AuditEntry]:
-    """Run the block under an audit entry, and record its outcome.
+) -> AbstractContextManager[AuditEntry]:
+    """Run a block under an audit entry, and record its outcome.
 
     Args:
         plane: The control plane.
@@ -39,7 +36,7 @@ def audited(
     Raises:
         SQLAlchemyError: The entry could not be written, and the block was not run.
     """
-    entry = AuditEntry.begin(
+    return audit.audited(
         plane.catalog,
         action,
         actor=caller.name,
@@ -48,14 +45,6 @@ def audited(
         detail=detail,
         request_id=caller.request_id,
     )
-    try:
-        yield entry
-    except Exception as exc:
-        problem = problem_from(exc, instance="")
-        refused = problem.status < HTTPStatus.INTERNAL_SERVER_ERROR
-        entry.complete("refused" if refused else "failed", problem=problem.type)
-        raise
-    entry.complete()
 
 
 def list_audit_events(

@@ -1,8 +1,10 @@
 """Audit trail: requests to this control plane, their callers and their outcomes."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any, Final, Literal
 
 from sqlalchemy import Connection, bindparam, insert, select, update
@@ -12,6 +14,7 @@ from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.models import AuditRow
 from cairn.service.catalog.search_queries import AUDIT, Key, searched_page
 from cairn.service.filters.search import Search
+from cairn.service.http.problems import problem_from
 from cairn.service.schemas import AuditEvent
 
 logger = logging.getLogger(__name__)
@@ -119,6 +122,44 @@ class AuditEntry:
                 "%s of %s/%s: %s, which could not be noted",
                 *(begun["action"], begun["root"], begun["run"], outcome),
             )
+
+
+@contextmanager
+def audited(
+    catalog: Catalog,
+    action: str,
+    *,
+    actor: str,
+    root: str = "",
+    run: str = "",
+    detail: Mapping[str, Any],
+    request_id: str = "",
+) -> Iterator[AuditEntry]:
+    """Run the block under an audit entry, and record its outcome.
+
+    Args:
+        catalog: Catalog to write to.
+        action: Action, such as `checkpoint.delete`.
+        actor: Name of the caller.
+        root: Name of the root that the action is about; empty: no particular root.
+        run: Name of the run that the action is about; empty: no particular run.
+        detail: Details of the request.
+        request_id: Id of the request.
+
+    Raises:
+        SQLAlchemyError: The entry could not be written, and the block was not run.
+    """
+    entry = AuditEntry.begin(
+        catalog, action, actor=actor, root=root, run=run, detail=detail, request_id=request_id
+    )
+    try:
+        yield entry
+    except Exception as exc:
+        problem = problem_from(exc, instance="")
+        refused = problem.status < HTTPStatus.INTERNAL_SERVER_ERROR
+        entry.complete("refused" if refused else "failed", problem=problem.type)
+        raise
+    entry.complete()
 
 
 def audit_events(
