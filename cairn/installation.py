@@ -35,6 +35,7 @@ MODULES: Final = {
     ),
     "server": (
         "alembic",
+        "authlib",
         "croniter",
         "dbos",
         "fastapi",

@@ -16,7 +16,6 @@ from starlette.types import Scope
 
 from cairn.installation import installed_version
 from cairn.service.access.authenticator import Authenticator
-from cairn.service.access.callers import Caller
 from cairn.service.access.guard import KeysGuard
 from cairn.service.access.keys import has_valid_key
 from cairn.service.access.loopback import LoopbackGuard
@@ -209,7 +208,7 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
     scanner = Scanner(index, roots, settings.scan_seconds)
     try:
         await run_in_threadpool(_refuse_without_keys, settings, catalog)
-        app.state.authenticator = Authenticator(catalog, _by_token(settings))
+        app.state.authenticator = _authenticator(settings, catalog)
         app.state.store_limiter = StoreLimiter()
         app.state.stream_limiter = StoreLimiter(STREAMS_AT_ONCE, STREAMS_SHARE)
         app.state.memory_limiter = MemoryLimiter()
@@ -270,13 +269,21 @@ def _enough_threads(count: int) -> Callable[[int], None]:
     return hold_from_any_thread
 
 
-def _by_token(settings: Settings) -> Callable[[str], Caller] | None:
-    """Return a function that identifies callers by an issuer's tokens; None: there is no issuer."""
+def _authenticator(settings: Settings, catalog: Catalog) -> Authenticator:
+    """Create the authenticator, with the issuer of the settings, if they name one."""
+    lifetime = settings.session_lifetime
     if not settings.oidc_issuer:
-        return None
+        return Authenticator(catalog, lifetime=lifetime)
     from cairn.service.access.oidc import Issuer  # imports httpx and cryptography: 0.5 s
+    from cairn.service.access.provider import Provider
 
-    return Issuer(settings).caller
+    issuer = Issuer(settings)
+    return Authenticator(
+        catalog,
+        issuer.caller if settings.oidc_audience else None,
+        provider=Provider(settings, issuer) if settings.oidc_client_id else None,
+        lifetime=lifetime,
+    )
 
 
 def _refuse_without_keys(settings: Settings, catalog: Catalog) -> None:

@@ -5,6 +5,7 @@ import math
 import os
 import re
 from collections.abc import Iterable
+from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
@@ -255,7 +256,22 @@ class Settings(BaseSettings):
         default="", description="With keys: tokens of this OpenID Connect issuer (https) count too."
     )
     oidc_audience: str = Field(
-        default="", description="What such a token is for: the name that the issuer has for Cairn."
+        default="",
+        description="What such a token is for: the name that the issuer has for Cairn; empty: no "
+        "bearer tokens.",
+    )
+    oidc_client_id: str = Field(
+        default="",
+        description="Client id of Cairn at the issuer: people sign in there with their browser; "
+        "empty: they don't.",
+    )
+    oidc_client_secret: str = Field(
+        default="", repr=False, description="Its secret; empty: a public client."
+    )
+    oidc_scopes: str = Field(
+        default="openid profile email",
+        description="Scopes that such a sign-in asks for; the ID token has to have the claims "
+        "below.",
     )
     oidc_claim: str = Field(
         default="groups", description="Its claim that says what its bearer is granted."
@@ -267,6 +283,13 @@ class Settings(BaseSettings):
         default_factory=dict,
         description="What is granted for each value of that claim: a JSON object "
         '{"value": {"scope": "read", "roots": ["default"]}}; without `roots`, in all.',
+    )
+    session_hours: float = Field(
+        default=12.0,
+        gt=0,
+        le=24 * 365,
+        allow_inf_nan=False,
+        description="With keys: how long a browser stays signed in, in hours.",
     )
     gates: tuple[Gate, ...] = Field(
         default=(),
@@ -370,13 +393,21 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _whole_issuer(self) -> "Settings":
         if not self.oidc_issuer:
+            if self.oidc_client_id:
+                raise SettingsError(
+                    "CAIRN_OIDC_CLIENT_ID: expected CAIRN_OIDC_ISSUER beside it, found none. Name "
+                    "the issuer, as its discovery document has it."
+                )
             return self
         self.check_issuer_url(self.oidc_issuer)
         missing = [
             f"CAIRN_{name}"
             for name, value in (
                 ("AUTH=keys", self.auth == "keys"),
-                ("OIDC_AUDIENCE", self.oidc_audience),
+                (
+                    "OIDC_AUDIENCE or CAIRN_OIDC_CLIENT_ID",
+                    self.oidc_audience or self.oidc_client_id,
+                ),
                 ("OIDC_GRANTS", self.oidc_grants),
             )
             if not value
@@ -495,6 +526,11 @@ class Settings(BaseSettings):
             name: with_confinement(parse_uri(uri), map(parse_uri, self.adopt_from.get(name, ())))
             for name, uri in named.items()
         }
+
+    @property
+    def session_lifetime(self) -> timedelta:
+        """Longest time that a browser stays signed in."""
+        return timedelta(hours=self.session_hours)
 
     @property
     def needs_key(self) -> bool:

@@ -76,7 +76,7 @@ class Identity:
 
     Attributes:
         caller: The caller.
-        key: Id of the caller's key; None: the caller sent an issuer's token.
+        key: Id of the caller's key; None: an issuer vouches for the caller.
         csrf: CSRF token of a browser session. Only pages of this server know it, and they send it
             with each change. None: the request has the key itself.
     """

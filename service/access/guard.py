@@ -21,6 +21,8 @@ from cairn.service.http.problems import answer
 from cairn.service.settings import Settings
 
 SIGN_IN: Final = "/sign-in"
+PROVIDER: Final = "/sign-in/provider"
+CALLBACK: Final = "/sign-in/callback"
 CSRF_HEADER: Final = "x-csrf-token"
 MAX_TOKEN_LENGTH: Final = 8192
 UNDER_WAY: Final = 100
@@ -29,7 +31,7 @@ UNDER_WAY: Final = 100
 Event streams and downloads stay open for long, and use memory all the while.
 """
 _STATIC: Final = "/static/"
-_ALWAYS_OPEN: Final = frozenset({"/healthz", SIGN_IN})
+_ALWAYS_OPEN: Final = frozenset({"/healthz", SIGN_IN, PROVIDER, CALLBACK})
 _OPEN: Final = frozenset({"/readyz"})
 """Paths that anybody may request; authenticated callers get a longer answer."""
 

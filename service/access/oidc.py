@@ -72,28 +72,41 @@ class Issuer:
         self._clock = clock
         self._transport = transport
         self._lock = threading.Lock()
+        self._document: dict[str, Any] = {}
         self._keys: list[dict[str, Any]] = []
         self._fetched = float("-inf")
         self._asked = float("-inf")
         self._found = ""
 
     def caller(self, token: str) -> Caller:
-        """Verify a token, and return the caller that it vouches for.
+        """Verify a bearer token, and return the caller that it vouches for.
 
         Raises:
-            UnauthenticatedError: The token is not the issuer's, not for this server, or not valid
-                now.
+            UnauthenticatedError, NotReadyError: See `claims`.
             ForbiddenError: The token is valid, but its bearer is granted nothing.
+        """
+        return self.granted(self.claims(token, self._settings.oidc_audience))
+
+    def claims(self, token: str, audience: str) -> dict[str, Any]:
+        """Verify a token, and return its claims.
+
+        Args:
+            token: Token of a caller, or from the issuer's token endpoint.
+            audience: Expected audience.
+
+        Raises:
+            UnauthenticatedError: The token is not the issuer's, not for the audience, or not valid
+                now.
             NotReadyError: The issuer's keys are needed, and the issuer does not answer.
         """
         try:
             header = jwt.get_unverified_header(token)
             key, algorithm = self._key(header)
-            claims = jwt.decode(
+            claims: dict[str, Any] = jwt.decode(
                 token,
                 key=jwt.PyJWK(key, algorithm).key,
                 algorithms=[algorithm],
-                audience=self._settings.oidc_audience,
+                audience=audience,
                 issuer=self._issuer,
                 leeway=LEEWAY_SECONDS,
                 options={
@@ -103,21 +116,35 @@ class Issuer:
             )
         # PyJWT does not wrap the errors of deep nesting and of times that are out of range.
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as exc:
-            raise _refused(str(exc) or type(exc).__name__) from exc
-        return self._granted(claims)
+            raise token_refused(str(exc) or type(exc).__name__) from exc
+        return claims
 
-    def _granted(self, claims: Mapping[str, Any]) -> Caller:
-        settings = self._settings
-        name = claims.get(settings.oidc_name)
+    def name(self, claims: Mapping[str, Any]) -> str:
+        """Return the name of a token's bearer in the audit trail.
+
+        Raises:
+            UnauthenticatedError: The claims have no usable name.
+        """
+        name = claims.get(self._settings.oidc_name)
         if (
             not isinstance(name, str)
             or not 0 < len(name) <= MAX_NAME_LENGTH
             or not name.isprintable()
         ):
-            raise _refused(
-                f"claim {settings.oidc_name!r}: expected who it is, of "
+            raise token_refused(
+                f"claim {self._settings.oidc_name!r}: expected who it is, of "
                 f"{MAX_NAME_LENGTH} characters at most"
             )
+        return f"oidc:{name}"
+
+    def granted(self, claims: Mapping[str, Any]) -> Caller:
+        """Return the caller with the grants of a token's claims.
+
+        Raises:
+            UnauthenticatedError: See `name`.
+            ForbiddenError: Nothing is granted for the claims.
+        """
+        settings, name = self._settings, self.name(claims)
         values = claims.get(settings.oidc_claim)
         values = [values] if isinstance(values, str) else values
         grants = [
@@ -128,15 +155,39 @@ class Issuer:
         if not grants:
             raise ForbiddenError(
                 f"expected a token with a value of {settings.oidc_claim!r} that CAIRN_OIDC_GRANTS "
-                f"names, found none in that of {name!r}."
+                f"names, found none in that of {name.removeprefix('oidc:')!r}."
             )
         highest = max((grant.scope for grant in grants), key=list(Scope).index)
         allowed = [grant.roots for grant in grants if grant.scope is highest]
         if any(roots is None for roots in allowed):
-            return Caller(f"oidc:{name}", highest)
-        return Caller(
-            f"oidc:{name}", highest, frozenset(root for roots in allowed for root in roots or ())
-        )
+            return Caller(name, highest)
+        return Caller(name, highest, frozenset(root for roots in allowed for root in roots or ()))
+
+    def endpoint(self, name: str) -> str | None:
+        """Return the URL of an endpoint in the issuer's discovery document; None: it has none.
+
+        Args:
+            name: Name of the endpoint in the document, such as `token_endpoint`.
+
+        Raises:
+            NotReadyError: The issuer does not answer, or the URL is not one to trust.
+        """
+        self._current()
+        url = self._document.get(name)
+        try:
+            return None if url is None else self._settings.check_issuer_url(url)
+        except SettingsError as exc:
+            raise NotReadyError(f"{name} of {self._issuer}: {exc}") from exc
+
+    def supports(self, name: str) -> Sequence[str]:
+        """Return a list of the discovery document, such as `code_challenge_methods_supported`.
+
+        Raises:
+            NotReadyError: The issuer does not answer.
+        """
+        self._current()
+        values = self._document.get(name)
+        return [str(value) for value in values] if isinstance(values, list) else ()
 
     def _key(self, header: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         """Return the issuer's key that a token's header names, and the algorithm.
@@ -152,9 +203,11 @@ class Issuer:
         if not isinstance(algorithm, str) or not any(
             algorithm in algorithms for algorithms in _ALGORITHMS.values()
         ):
-            raise _refused(f"expected a signature by a key pair, found {str(algorithm)[:32]!r}")
+            raise token_refused(
+                f"expected a signature by a key pair, found {str(algorithm)[:32]!r}"
+            )
         if "crit" in header:
-            raise _refused("expected no header that has to be understood")
+            raise token_refused("expected no header that has to be understood")
         keys = self._current()
         candidates = [key for key in keys if kid is None or key.get("kid") == kid]
         if not candidates:  # perhaps the issuer has a new key
@@ -162,7 +215,7 @@ class Issuer:
             candidates = [key for key in keys if key.get("kid") == kid]
         fitting = [key for key in candidates if algorithm in _verifies(key)]
         if len(fitting) != 1:
-            raise _refused(
+            raise token_refused(
                 f"expected a key of the issuer's for {algorithm}, found {len(fitting)} that fit"
             )
         return fitting[0], algorithm
@@ -198,13 +251,13 @@ class Issuer:
             return
         self._asked = now
         try:
-            self._keys = self._fetch()
+            self._document, self._keys = self._fetch()
             self._fetched = now
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, SettingsError) as exc:
             self._found = str(exc) or type(exc).__name__
             logger.warning("no keys of the issuer %s: %s", self._issuer, self._found)
 
-    def _fetch(self) -> list[dict[str, Any]]:
+    def _fetch(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         with httpx.Client(
             timeout=ANSWER_SECONDS, transport=self._transport, trust_env=False
         ) as client:
@@ -217,7 +270,7 @@ class Issuer:
             )
         if not isinstance(keys, list):
             raise ValueError("no list of keys")
-        return [key for key in keys if isinstance(key, dict) and _verifies(key)]
+        return document, [key for key in keys if isinstance(key, dict) and _verifies(key)]
 
 
 def _json(client: httpx.Client, url: str) -> dict[str, Any]:
@@ -248,7 +301,8 @@ def _verifies(key: Mapping[str, Any]) -> Sequence[str]:
     )
 
 
-def _refused(reason: str) -> UnauthenticatedError:
+def token_refused(reason: str) -> UnauthenticatedError:
+    """Return the error for a token that is not accepted."""
     return UnauthenticatedError(
         f"expected a token of the issuer that this server trusts, for it and of now; {reason}."
     )

@@ -292,14 +292,26 @@ class KeyRow(Base):
 
 
 class SessionRow(Base):
-    """Session of a browser that signed in with a key."""
+    """Session of a browser that signed in with a key or at the identity provider.
+
+    A session has either a key, or the caller whom the provider confirmed.
+    """
 
     __tablename__ = "sessions"
 
     # SHA-256 of the cookie's secret, in hex.
     digest: Mapped[str] = mapped_column(String(64), primary_key=True)
-    key_id: Mapped[str] = mapped_column(ForeignKey("keys.id", ondelete="CASCADE"))
+    key_id: Mapped[str | None] = mapped_column(ForeignKey("keys.id", ondelete="CASCADE"))
     expires: Mapped[datetime] = mapped_column(UTCDateTime)
+    # Caller, as the provider confirmed it last; roots as in `KeyRow`.
+    name: Mapped[str | None] = mapped_column(PlainText(LONGEST_ACTOR))
+    scope: Mapped[str | None] = mapped_column(String(16))
+    roots: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    confirmed: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    # Time at which a request last began to have the provider confirm it.
+    confirming: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    # Tokens of the provider, encrypted with the cookie's secret.
+    tokens: Mapped[str | None] = mapped_column(Text)
 
 
 class EventRow(Base):

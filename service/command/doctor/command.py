@@ -147,7 +147,7 @@ def _checks_of_server(settings: Settings, probe: bool, seconds: float) -> dict[s
     Raises:
         ModuleNotFoundError: They are not installed.
     """
-    from cairn.service.command.doctor import databases, stores
+    from cairn.service.command.doctor import databases, provider, stores
 
     roots = settings.root_uris
     schemes = frozenset(uri.scheme for uri in roots.values())
@@ -161,5 +161,6 @@ def _checks_of_server(settings: Settings, probe: bool, seconds: float) -> dict[s
         "catalog": lambda: databases.check_catalog(settings.database_url, seconds=seconds),
         "added roots": lambda: databases.check_added_roots(settings, probe=probe, seconds=seconds),
         "keys": lambda: databases.check_keys(settings, seconds=seconds),
+        provider.CHECK: lambda: provider.check_provider(settings),
         "jobs": lambda: databases.check_jobs(settings.jobs_database_url, seconds=seconds),
     }

@@ -10,7 +10,8 @@ document.addEventListener("click", async (event) => {
   const button = event.target.closest("button[data-sign-out]");
   if (button) {
     button.disabled = true;
-    await fetch("/sign-out", { method: "POST", headers: csrfHeaders() });
-    location.assign("/sign-in");
+    const answer = await fetch("/sign-out", { method: "POST", headers: csrfHeaders() });
+    const { next } = answer.ok ? await answer.json() : { next: "/sign-in" };
+    location.assign(next);
   }
 });

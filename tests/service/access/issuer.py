@@ -22,6 +22,8 @@ PRIVATE = {
 }
 KINDS = {"rsa": RSAAlgorithm, "short": RSAAlgorithm, "ec": ECAlgorithm, "ed": OKPAlgorithm}
 AUDIENCE = "cairn"
+ENDPOINTS = ("authorization", "token")
+METHODS = {"code_challenge_methods_supported": ["plain"]}
 
 
 def public(kid: str, **more: Any) -> dict[str, Any]:
@@ -37,6 +39,7 @@ class Issuer:
         keys: Published ones.
         asked: Paths of the requests so far.
         failing: Answers 500 then.
+        answer: What its token endpoint answers, whatever it is asked.
         silent: Seconds before each answer.
     """
 
@@ -45,6 +48,7 @@ class Issuer:
         self.asked: list[str] = []
         self.failing = False
         self.silent = 0.0
+        self.answer: dict[str, Any] = {}
         self.changed: dict[str, Any] = {}
         self.url = ""
 
@@ -78,8 +82,16 @@ def running_issuer() -> Iterator[Issuer]:
             time.sleep(issuer.silent)
             if self.path.endswith("/openid-configuration"):
                 body = {"issuer": issuer.url, "jwks_uri": f"{issuer.url}/keys"} | issuer.changed
+                body |= {f"{name}_endpoint": f"{issuer.url}/{name}" for name in ENDPOINTS} | METHODS
             else:
                 body = {"keys": issuer.keys}
+            self._send(body)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self._send(issuer.answer)
+
+        def _send(self, body: dict[str, Any]) -> None:
             self.send_response(500 if issuer.failing else 200)
             self.end_headers()
             self.wfile.write(json.dumps(body).encode())

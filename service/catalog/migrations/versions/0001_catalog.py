@@ -263,8 +263,14 @@ def upgrade() -> None:
     op.create_table(
         "sessions",
         sa.Column("digest", sa.String(length=64), nullable=False),
-        sa.Column("key_id", sa.String(length=12), nullable=False),
+        sa.Column("key_id", sa.String(length=12), nullable=True),
         sa.Column("expires", UTCDateTime(), nullable=False),
+        sa.Column("name", sa.String(length=256), nullable=True),
+        sa.Column("scope", sa.String(length=16), nullable=True),
+        sa.Column("roots", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("confirmed", UTCDateTime(), nullable=True),
+        sa.Column("confirming", UTCDateTime(), nullable=True),
+        sa.Column("tokens", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(
             ["key_id"], ["keys.id"], name=op.f("fk_sessions_key_id_keys"), ondelete="CASCADE"
         ),
