@@ -14,6 +14,8 @@ from tests.service.tiny_run import copy_tiny_run
 pytestmark = pytest.mark.filterwarnings("ignore:get_jwt_config:DeprecationWarning")
 PROMOTED = "production now points to step 2"
 
+expect.set_options(timeout=60_000)  # a page takes long beside other tests
+
 
 @pytest.fixture(scope="module")
 def provider():
