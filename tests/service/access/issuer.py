@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
@@ -40,6 +41,7 @@ class Issuer:
         asked: Paths of the requests so far.
         failing: Answers 500 then.
         answer: What its token endpoint answers, whatever it is asked.
+        credentials: What it was asked with last: by which client, with which secret, and where.
         silent: Seconds before each answer.
     """
 
@@ -49,6 +51,7 @@ class Issuer:
         self.failing = False
         self.silent = 0.0
         self.answer: dict[str, Any] = {}
+        self.credentials = ("", "", "")
         self.changed: dict[str, Any] = {}
         self.url = ""
 
@@ -88,7 +91,9 @@ def running_issuer() -> Iterator[Issuer]:
             self._send(body)
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
+            form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            sent = {name: form.get(name, [""])[0] for name in ("client_id", "client_secret")}
+            issuer.credentials = (self.headers.get("Authorization", ""), *sent.values())
             self._send(issuer.answer)
 
         def _send(self, body: dict[str, Any]) -> None:

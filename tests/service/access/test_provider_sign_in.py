@@ -1,5 +1,6 @@
 """People whom the identity provider signs in, in a browser, and whoever pretends to be one."""
 
+import base64
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:get_jwt_config:DeprecationWarnin
 TTL = "cairn.service.access.ttl_cache.TTL_SECONDS"
 SESSION, PENDING = "__Host-cairn_session", "__Host-cairn_sign_in"
 NOW = time.time
+BASIC = "Basic " + base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
 
 
 @pytest.fixture(scope="module")
@@ -451,6 +453,25 @@ def test_provider_can_not_turn_a_session_into_another_persons(forger, odd):
 def test_client_that_the_provider_does_not_know_is_the_servers_fault(forger):
     answer = forger.sign_in({"error": "invalid_client"})
     assert (answer.status_code, "CAIRN_OIDC_CLIENT_ID" in answer.text) == (503, True)
+
+
+@pytest.mark.parametrize(
+    ("secret", "methods", "credentials"),
+    [
+        (SECRET, None, (BASIC, "", "")),
+        (SECRET, ["client_secret_basic"], (BASIC, "", "")),
+        (SECRET, ["client_secret_basic", "client_secret_post"], ("", CLIENT, SECRET)),
+        ("", ["client_secret_post", "none"], ("", CLIENT, "")),
+    ],
+)
+def test_client_proves_itself_as_the_provider_takes_it(
+    settings, forger, monkeypatch, secret, methods, credentials
+):
+    methods = {} if methods is None else {"token_endpoint_auth_methods_supported": methods}
+    monkeypatch.setattr(forger.issuer, "changed", methods)
+    with _client(settings, forger.issuer.url, oidc_client_secret=secret) as http:
+        assert Forger(forger.issuer, settings, http).sign_in().status_code == 303
+    assert forger.issuer.credentials == credentials
 
 
 def test_id_token_is_no_bearer_token(forger):
