@@ -19,11 +19,11 @@ from typing import NamedTuple
 import gguf
 import numpy as np
 import pytest
-import torch
 from transformers import AutoConfig
 
 from cairn import ConfigError, DecoderForCausalLM
 from cairn.interop.families.family import get_family
+from tests.interop.families.its_gelu import with_its_gelu
 from tests.interop.families.llama_cpp_engine import (
     SOURCE,
     Converter,
@@ -343,30 +343,6 @@ def relative_error(logits, expected):
 
 def error_of(path, ids, expected):
     return relative_error(logits_of_file(path, ids[0]), expected)
-
-
-class TableGelu(torch.nn.Module):
-    """gelu as llama.cpp computes it on a CPU: in a table from 16-bit numbers to 16-bit numbers."""
-
-    def forward(self, values):
-        entries = torch.nn.functional.gelu(values.half().float(), approximate="tanh")
-        near = entries.half().to(values.dtype)
-        return torch.where(values.abs() < 10, near, values.relu())
-
-
-def is_gelu(module):
-    """Whether a module of a transformers model is a gelu of any kind."""
-    kind = type(module)
-    return kind.__module__.endswith("activations") and "gelu" in kind.__name__.lower()
-
-
-def with_its_gelu(theirs):
-    """A transformers model that computes gelu as llama.cpp does."""
-    for module in [*theirs.modules()]:
-        for name, child in [*module.named_children()]:
-            if is_gelu(child):
-                setattr(module, name, TableGelu())
-    return theirs
 
 
 @pytest.mark.parametrize(("model_type", "name"), CELLS)

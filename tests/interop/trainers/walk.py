@@ -56,6 +56,16 @@ class KeptModel:
 
     def difference(self, rules: tuple[Rule, ...]) -> float:
         """Return how far the logits by these rules are from the trainer's, relative to these."""
+        self.load(rules)
+        if self.map.head_rounding is not None:
+            round_tied_head(self.model, *self.map.head_rounding)
+        with torch.no_grad():
+            logits = self.model(torch.from_numpy(self.tokens)).logits.numpy()
+        expected = self.expected[..., : logits.shape[-1]]
+        return float(np.abs(logits - expected).max() / np.abs(expected).max())
+
+    def load(self, rules: tuple[Rule, ...]) -> None:
+        """Load the leaves that these rules make into the model of transformers."""
         leaves: dict[str, np.ndarray] = {}
         for rule in rules:
             made = rule.op.from_hf([self.arrays[name] for name in rule.tensors])
@@ -68,12 +78,6 @@ class KeptModel:
                 for name, array in zip(rule.tensors, written, strict=True)
             }
         load(self.model, tensors)
-        if self.map.head_rounding is not None:
-            round_tied_head(self.model, *self.map.head_rounding)
-        with torch.no_grad():
-            logits = self.model(torch.from_numpy(self.tokens)).logits.numpy()
-        expected = self.expected[..., : logits.shape[-1]]
-        return float(np.abs(logits - expected).max() / np.abs(expected).max())
 
 
 def load(model, tensors):
