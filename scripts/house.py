@@ -141,7 +141,15 @@ def vague_names(module: Module, names: frozenset[str]) -> Iterator[str]:
 
 
 def lone_helpers(module: Module) -> Iterator[str]:
-    """Yield private functions of a few lines that their module names once."""
+    """Yield private functions of a few lines that their module names once.
+
+    Those that it passes as a value, and never calls, have " (passed)" at the end of their line.
+    """
+    called = {
+        node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute)
+    }
     uses = Counter(
         node.id if isinstance(node, ast.Name) else node.attr
         for node in ast.walk(module.tree)
@@ -153,7 +161,8 @@ def lone_helpers(module: Module) -> Iterator[str]:
         lines = _end(node) - first.lineno + 1
         is_called_once = not node.decorator_list and uses[node.name] == 1
         if is_private and is_called_once and lines <= SHORT_HELPER_LINES:
-            yield f"{module.path}:{node.lineno} {node.name}"
+            passed = "" if node.name in called else " (passed)"
+            yield f"{module.path}:{node.lineno} {node.name}{passed}"
 
 
 def suffixed_classes(module: Module, suffix: str) -> Iterator[str]:
@@ -282,7 +291,8 @@ def main() -> None:
         ("docstrings that are no command (ruff D401)", ruff_count("D401")),
         ("variables named found, one, known, …", len(lists["names"])),
         ("  and result, value, data, info, obj", all_names),
-        ("private helpers called once, short", len(lists["helpers"])),
+        ("private helpers named once, short", len(lists["helpers"])),
+        ("  of these passed as values, not called", sum(" (" in line for line in lists["helpers"])),
         *(
             (f"classes *{suffix}", sum(line.endswith(suffix) for line in lists["suffixes"]))
             for suffix in SUFFIXES
