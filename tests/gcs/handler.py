@@ -147,12 +147,12 @@ class Handler(BaseHTTPRequestHandler):
                 elif fault.kind == "stale_list":
                     service = replace(service, store=fault.snapshot)
                 elif fault.kind == "unconditional":
-                    request = replace(request, query=without_conditions(request.query))
+                    request = self._unconditional(request)
             response = match.handler(service, request)
         except ApiError as error:
             response = Response(status=304)
             if error.status not in NO_BODY:
-                response = Response.json(error.body(), error.status)
+                response = self._refusal(error, request)
         except ConnectionLostError:
             raise
         except Exception as error:
@@ -161,7 +161,7 @@ class Handler(BaseHTTPRequestHandler):
             trace = traceback.format_exc()
             self.host.failed(f"{request.method} {self.path}\n{trace}")
             broken = ApiError(500, "internalError", f"the double itself failed: {trace}")
-            response = Response.json(broken.body(), broken.status)
+            response = self._refusal(broken, request)
         lost = [fault for fault in faults if fault.kind in ("lost_response", "mute")]
         if lost:
             if response.file is not None:
@@ -171,6 +171,14 @@ class Handler(BaseHTTPRequestHandler):
                     fault.pause()
             raise ConnectionLostError("the answer is lost by a fault")
         return response, faults
+
+    def _unconditional(self, request: Request) -> Request:
+        """The request as a server sees it that knows no preconditions."""
+        return replace(request, query=without_conditions(request.query))
+
+    def _refusal(self, error: ApiError, request: Request) -> Response:
+        """The answer to a refused request."""
+        return Response.json(error.body(), error.status)
 
     def _bucket_exists(self, request: Request) -> bool:
         return any(bucket.name == request.bucket for bucket in self.host.service.store.buckets())

@@ -111,10 +111,14 @@ class GcsServer:
     def _serve(self, connection: socket.socket, address: tuple[str, int]) -> None:
         try:
             with connection, contextlib.suppress(ConnectionError):
-                _Connection(connection, address, self)
+                self._connect(connection, address)
         finally:
             with self._lock:
                 self._connections.pop(threading.current_thread(), None)
+
+    def _connect(self, connection: socket.socket, address: tuple[str, int]) -> None:
+        """Serves the requests of one connection until it ends."""
+        _Connection(connection, address, self)
 
     def served(self, line: Served) -> None:
         """Adds to the request log."""
