@@ -38,8 +38,8 @@ def change_token(run: StoreURI) -> str | None:
         if any(stat is not None and stat[1] > newest for stat in times):
             return None
         return _digest(times)
-    if run.scheme == "gs":
-        objects = Run(run).objects
+    objects = Run(run).objects
+    if objects.is_remote:
         info = objects.read(RUN_FILE)
         listed = [list(objects.etags(folder).items()) for folder in _FOLDERS]
         steps = [objects.folders(attempt) for attempt in objects.folders(ATTEMPTS)]

@@ -408,8 +408,20 @@ def _announce(run: Run, name: str, record: Intent | Hold, generation: bytes | No
             with contextlib.suppress(StorageError):  # otherwise it expires
                 stored = read_record(run.objects, name, type(record))
                 if stored is not None and stored[0].token == record.token:
-                    run.objects.delete_if(name, generation=stored[1])
+                    _retract(run, name, stored[1])
         raise
+
+
+def _retract(run: Run, name: str, generation: bytes) -> None:
+    """Delete an intent if it is unchanged, or a hold, whose name nobody else writes.
+
+    Raises:
+        PreconditionFailedError: there is another intent.
+    """
+    if parse_hold_file(name) is not None:
+        run.objects.delete(name)
+    else:
+        run.objects.delete_if(name, generation=generation)
 
 
 @contextlib.contextmanager
@@ -434,7 +446,7 @@ def held(
     hold = Hold(at=rfc3339(run.clock()), by=by, reason=reason, token=secrets.token_hex(8))
     name = hold_file(*key, hold.token)
     # The hold comes before the look for intents: one of two processes sees the other.
-    generation = _announce(run, name, hold, None)
+    _announce(run, name, hold, None)
     try:
         is_going, result = _is_going(run, key, beside)
         if is_going:
@@ -448,7 +460,7 @@ def held(
         yield result
     finally:
         with contextlib.suppress(StorageError):  # a hold that stays expires
-            run.objects.delete_if(name, generation=generation)
+            run.objects.delete(name)
 
 
 def _holds(run: Run, within: str = TRASH) -> list[tuple[StepKey, Hold]]:
@@ -489,7 +501,7 @@ def clear_announcements(run: Run, *, now: datetime) -> None:
         if stored is None or stored[0].is_alive(now):
             continue
         with contextlib.suppress(PreconditionFailedError):
-            run.objects.delete_if(name, generation=stored[1])
+            _retract(run, name, stored[1])
 
 
 def lay_tombstone(run: Run, key: StepKey, tombstone: Tombstone) -> "bytes | Tombstone":
@@ -541,7 +553,7 @@ def undelete_step(run: Run, step: int, attempt: int) -> None:
     """Undo a deletion; the step is listed again unless it is superseded.
 
     Raises:
-        StepNotFoundError: the step is not deleted, or its bytes are being removed already.
+        StepNotFoundError: the step is not deleted, or its bytes are being removed already, or gone.
     """
     key = trash_file(step, attempt)
     for _ in range(2):  # the tombstone can change once, when removal begins
@@ -560,6 +572,8 @@ def undelete_step(run: Run, step: int, attempt: int) -> None:
             _take_back(run, (step, attempt), *stored)
         except PreconditionFailedError:
             continue
+        if not run.objects.existing([manifest_file(step, attempt)]):
+            break  # a collection was faster, and has removed the tombstone as well
         return
     raise StepNotFoundError(
         "too late to undelete",
@@ -627,6 +641,7 @@ def end_removal(run: Run, key: StepKey, *, stays: bool, now: datetime) -> None:
             return
         # Otherwise the step would seem lost, since nothing would show its deletion.
         forget_durable(run.objects, key)
+        run.objects.delete(intent_file(*key))  # in a bucket that of every deletion has left a grave
         run.objects.delete(name)
         return
     stored = read_record(run.objects, name, Tombstone)

@@ -24,7 +24,8 @@ from cairn.storage.store.files import (
     translated_errors,
 )
 from cairn.storage.store.files_remote import RemoteFiles, UploadWriter
-from cairn.storage.store.gcs import crc32c_of, filesystem, list_pages
+from cairn.storage.store.gcs import crc32c_of, filesystem
+from cairn.storage.store.listings import ListedPage, list_pages
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.requests import timed_request
 
@@ -61,10 +62,7 @@ class GcsFiles(RemoteFiles):
         prefix = self._prefix(rel)
         entries = []
         for page in list_pages(self.uri, prefix, delimiter="/"):
-            entries += [
-                FileEntry(folder[len(prefix) :].rstrip("/"), 0, True)
-                for folder in page.get("prefixes", ())
-            ]
+            entries += [FileEntry(folder[len(prefix) :], 0, True) for folder in page.folders]
             entries += self._entries(page, prefix)
         return sorted(entries)
 
@@ -154,11 +152,10 @@ class GcsFiles(RemoteFiles):
         return f"{path}/" if path else ""
 
     @staticmethod
-    def _entries(page: dict[str, Any], prefix: str) -> builtins.list[FileEntry]:
+    def _entries(page: ListedPage, prefix: str) -> builtins.list[FileEntry]:
         return [
-            FileEntry(item["name"][len(prefix) :], int(item["size"]), False, crc32c_of(item))
-            for item in page.get("items", ())
-            if not item["name"].endswith("/")
+            FileEntry(item.name[len(prefix) :], item.size, False, item.crc32c)
+            for item in page.objects
         ]
 
 

@@ -2,7 +2,8 @@
 
 A generation is an opaque stamp of one stored value. `write_if` and `delete_if` act only if the
 object still has the given generation. This compare-and-swap is the base of everything that
-processes share in a run.
+processes share in a run. A bucket needs conditional writes alone: there `delete_if` writes a grave,
+which every method here takes for nothing (see `graves`).
 """
 
 import builtins
@@ -43,7 +44,8 @@ from cairn.storage.store.disk.locked_files import locked_file
 from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX, remove_stale_lock
 from cairn.storage.store.files import translated_errors
 from cairn.storage.store.files_local import LocalFiles
-from cairn.storage.store.gcs import list_pages
+from cairn.storage.store.graves import GRAVE, is_grave, may_be_grave
+from cairn.storage.store.listings import ListedObject, ListedPage, list_pages
 from cairn.storage.store.requests import Operation, timed_request
 from cairn.storage.store.uri import Confinement, StoreURI, check_path, parse_uri
 
@@ -69,6 +71,9 @@ _MIN_PARSED = 1024
 _MAX_STORES = 4096
 _WINDOW_BYTES = 64 << 20
 _NOTHING: Final = slice(0, 0)
+_AS_GRAVE: Final = slice(0, len(GRAVE))
+_MAX_GRAVES: Final = 16
+"""Number of attempts to write over a grave: each that fails means that somebody was faster."""
 _LARGE_BYTES = 64 << 10
 _MAX_SIZES = 100_000
 _WITHOUT_A_NETWORK: Final = ("file", "memory")
@@ -234,6 +239,11 @@ class ObjectStore:
 
     def read(self, key: str) -> Versioned | None:
         """Return the value at `key`, or None if there is none."""
+        stored = self._stored(key)
+        return None if stored is None or self._is_grave(key, stored.value) else stored
+
+    def _stored(self, key: str) -> Versioned | None:
+        """Return what is stored at `key`, a grave too."""
         name = check_path(key, within=self.uri)
         return self._versioned(name, *self._start(name, self._size(name)))
 
@@ -247,7 +257,9 @@ class ObjectStore:
             reads = [(name, self._start(name, size)) for name, size in window]
             while reads:
                 name, reading = reads.pop(0)
-                yield name, self._versioned(name, *reading)
+                stored = self._versioned(name, *reading)
+                is_gone = stored is None or self._is_grave(name, stored.value)
+                yield name, None if is_gone else stored
 
     def existing(self, keys: Iterable[str]) -> set[str]:
         """Return the keys that have an object, or a link out of confinement; reads no value."""
@@ -256,13 +268,33 @@ class ObjectStore:
             reads = []
             for name in names[start : start + _READS_AT_ONCE]:
                 try:
-                    reads.append((name, self._read(name, byte_range=_NOTHING)))
+                    part = _AS_GRAVE if self._has_graves(name) else _NOTHING
+                    reads.append((name, self._read(name, byte_range=part)))
                 except ConfinementError:
                     present.add(name)
             for name, future in reads:
-                if self._wait("stat", future, name).state == "value":
+                if self._is_there(name, future):
                     present.add(name)
         return present
+
+    def _is_there(self, name: str, future: Any) -> bool:
+        """Return True if a read of an object's first bytes finds one that is no grave."""
+        try:
+            result = self._wait("stat", future, name)
+        except StoreUnavailableError:
+            raise
+        except StorageError:
+            if not self._has_graves(name):
+                raise
+            return self.read(name) is not None  # it may be shorter than a grave
+        return bool(result.state == "value" and not self._is_grave(name, bytes(result.value)))
+
+    def _has_graves(self, name: str) -> bool:
+        """Return True if `delete_if` leaves a grave at `name`; disks delete under a lock."""
+        return self.is_remote and may_be_grave(name)
+
+    def _is_grave(self, name: str, value: bytes) -> bool:
+        return value == GRAVE and self._has_graves(name)
 
     def _windows(self, names: Iterable[str]) -> Iterator[builtins.list[tuple[str, int]]]:
         """Yield groups of names and sizes to read at once, bounded in number and bytes."""
@@ -425,13 +457,29 @@ class ObjectStore:
         elif len(self._sizes) < _MAX_SIZES:
             self._sizes[name] = size
 
-    def _pages(self, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
-        """Yield the pages of a bucket's listing, and remember the sizes of large objects."""
-        start = len(self.uri.path) + 1 if self.uri.path else 0
-        for page in list_pages(self.uri, prefix, **options):
-            for item in page.get("items", ()):
-                self._note_size(item["name"][start:], int(item["size"]))
-            yield page
+    def _pages(
+        self, prefix: str, delimiter: str = "", *, graves: bool = False
+    ) -> Iterator[ListedPage]:
+        """Yield the pages of a bucket's listing, with names below this folder.
+
+        Remembers the sizes of large objects.
+
+        Args:
+            prefix: prefix of the names below this folder.
+            delimiter: "/" lists one folder alone.
+            graves: whether to list graves, too.
+        """
+        root = f"{self.uri.path}/" if self.uri.path else ""
+        for page in list_pages(self.uri, f"{root}{prefix}", delimiter=delimiter):
+            below = [item._replace(name=item.name[len(root) :]) for item in page.objects]
+            for item in below:
+                self._note_size(item.name, item.size)
+            kept = below if graves else [item for item in below if not self._is_listed_grave(item)]
+            yield ListedPage(kept, [folder[len(root) :] for folder in page.folders])
+
+    def _is_listed_grave(self, item: ListedObject) -> bool:
+        answer = is_grave(item)
+        return self.read(item.name) is None if answer is None else answer
 
     def parse_many(
         self, keys: Iterable[str], parse: Callable[[bytes, StoreURI], T]
@@ -461,7 +509,10 @@ class ObjectStore:
                 name, have, future, oversized = reads.pop(0)
                 result = self._wait("read", future, name)
                 if result.state == "value":
-                    value = parse(self._value(name, result, oversized), self.uri / name)
+                    data = self._value(name, result, oversized)
+                    if self._is_grave(name, data):
+                        continue
+                    value = parse(data, self.uri / name)
                     if not isinstance(value, Exception):
                         self._remember((name, parse), (bytes(result.stamp.generation), value))
                     results[name] = value
@@ -527,9 +578,17 @@ class ObjectStore:
             UnsupportedFormatError: the value exceeds the bound of its kind.
         """
         condition = _absent_generation() if generation is None else generation
-        if written := self._put(key, value, condition):
-            return written
-        current = self.read(key)
+        current: Versioned | None = None
+        for _ in range(_MAX_GRAVES):
+            if written := self._put(key, value, condition):
+                return written
+            stored = self._stored(key)
+            if stored is None or not self._is_grave(key, stored.value):
+                current = stored
+                break
+            if generation is not None:
+                break
+            condition = stored.generation  # over the grave, unless another writer is faster
         if same_is_success and current is not None and current.value == value:
             self.sync(key)
             return current.generation
@@ -554,7 +613,7 @@ class ObjectStore:
         return not self._put(key, value, condition)
 
     def refuses_deletion(self, key: str, *, generation: bytes) -> bool:
-        """Delete as `delete_if` does; return True if the store refuses or the object is absent."""
+        """Delete under a condition, on a disk; return True if it refuses or nothing is there."""
         return not self._delete(self._checked(key), generation)()
 
     def _put(self, key: str, value: bytes, condition: bytes | None) -> bytes:
@@ -667,10 +726,17 @@ class ObjectStore:
     def delete_if(self, key: str, *, generation: bytes) -> None:
         """Remove `key` if its generation is unchanged, or if it is already absent.
 
+        In a bucket a grave stays until `delete` removes it: call that once nobody writes the name
+        again.
+
         Raises:
             PreconditionFailedError: the object changed; `current` is a `Versioned`.
         """
-        if not self._delete(self._checked(key), generation)():
+        if self._has_graves(key):
+            is_done = self._put(key, GRAVE, generation)
+        else:
+            is_done = self._delete(self._checked(key), generation)()
+        if not is_done:
             current = self.read(key)
             if current is not None:
                 raise PreconditionFailedError(
@@ -684,7 +750,7 @@ class ObjectStore:
 
     def list(self, prefix: str = "") -> builtins.list[str]:
         """Return all keys that start with `prefix`, sorted. Walks all folders below it."""
-        if self.uri.scheme == "gs":
+        if self.is_remote:
             return self._listed(prefix)
         if folder := prefix.rpartition("/")[0]:
             self._checked(folder)
@@ -692,16 +758,11 @@ class ObjectStore:
         names = (key.decode("utf-8", "surrogateescape") for key in keys)
         return sorted(name for name in names if not name.endswith(LOCK_SUFFIX))
 
-    def _listed(self, prefix: str) -> builtins.list[str]:
+    def _listed(self, prefix: str, *, graves: bool = False) -> builtins.list[str]:
         """Return a bucket's keys without TensorStore, which treats refused listings as complete."""
         _range(prefix)  # raises if it is no relative prefix
-        root = f"{self.uri.path}/" if self.uri.path else ""
-        return sorted(
-            item["name"][len(root) :]
-            for page in self._pages(f"{root}{prefix}")
-            for item in page.get("items", ())
-            if not item["name"].endswith("/")
-        )
+        pages = self._pages(prefix, graves=graves)
+        return sorted(item.name for page in pages for item in page.objects)
 
     def children(self, prefix: str) -> builtins.list[str]:
         """Return the keys of the objects directly in the folder `prefix`, sorted.
@@ -726,9 +787,10 @@ class ObjectStore:
         if self.uri.scheme == "file":
             etags = LocalFiles(self.uri).etags(folder)
             return {f"{folder}{name}": stamp for name, stamp in etags.items()}
-        if self.uri.scheme != "gs":
+        if self.uri.scheme == "memory":
             return dict.fromkeys(self.children(folder))
-        return {**self._listed_folder(folder)[0]}
+        pages = self._pages(folder, "/")
+        return dict(sorted((item.name, item.stamp) for page in pages for item in page.objects))
 
     def entries(self, prefix: str) -> tuple[builtins.list[str], builtins.list[str]]:
         """Return (`children`, `folders`), from a single listing."""
@@ -740,25 +802,14 @@ class ObjectStore:
                 for kind in (False, True)
             )
             return files, folders
-        if self.uri.scheme == "gs":
-            generations, folders = self._listed_folder(folder)
-            return [*generations], folders
-        names = self.list(folder)  # no checkpoints there: a full listing is small
+        if self.is_remote:
+            pages = [*self._pages(folder, "/")]
+            names = (item.name for page in pages for item in page.objects)
+            return sorted(names), sorted({name for page in pages for name in page.folders})
+        keys = self.list(folder)  # no checkpoints there: a full listing is small
         start = len(folder)
-        below = {name[: name.index("/", start)] for name in names if "/" in name[start:]}
-        return [name for name in names if "/" not in name[start:]], sorted(below)
-
-    def _listed_folder(self, folder: str) -> tuple[dict[str, str], builtins.list[str]]:
-        """Return a bucket folder's own objects -> generation, and its folders; both sorted."""
-        root = f"{self.uri.path}/" if self.uri.path else ""
-        generations: dict[str, str] = {}
-        folders: set[str] = set()
-        for page in self._pages(f"{root}{folder}", delimiter="/"):
-            for item in page.get("items", ()):
-                if not item["name"].endswith("/"):
-                    generations[item["name"][len(root) :]] = str(item["generation"])
-            folders |= {name[len(root) :].removesuffix("/") for name in page.get("prefixes", ())}
-        return dict(sorted(generations.items())), sorted(folders)
+        below = {key[: key.index("/", start)] for key in keys if "/" in key[start:]}
+        return [key for key in keys if "/" not in key[start:]], sorted(below)
 
     def folders(self, prefix: str) -> builtins.list[str]:
         """Return the folders directly in the folder `prefix`, sorted, without "/" at the end.
@@ -774,10 +825,12 @@ class ObjectStore:
             InvalidURIError: `prefix` is empty or no path.
         """
         self._checked(prefix.removesuffix("/"))
-        if self.uri.scheme != "gs" and not self._is_confined:
+        if self.is_remote:
+            self.delete_many(self._listed(prefix, graves=True))
+        elif self._is_confined:
+            self.delete_many(self.list(prefix))
+        else:
             self._wait("delete", self._kv.delete_range(_range(prefix)), prefix)
-            return
-        self.delete_many(self.list(prefix))
 
     def _checked(self, key: str) -> str:
         check_path(key, within=self.uri)

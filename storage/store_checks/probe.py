@@ -5,10 +5,10 @@ So the probe runs beside every attempt to take a lease, and the writer reports n
 before its answer. A good answer is stored in the root; a bad one is not, as a store can be
 repaired.
 
-    a root with a record     1 request of each process that writes a root without           15,
-    once: the record, 12 to probe, a listing of leftovers, the record
+    a root with a record     1 request of each process that writes a root without           12,
+    once: the record, 9 to probe, a listing of leftovers, the record
 
-The 12 requests to probe take three rounds, the last of them concurrent with the start of the
+The 9 requests to probe take three rounds, the last of them concurrent with the start of the
 attempt. The attempt waits for what its own start requires, and its first promise for the rest. The
 removal of the probe's objects shows whether the store made a change that it had refused: only the
 publication of a step waits for that.
@@ -47,8 +47,15 @@ from cairn.storage.store_checks.record import (
 
 __all__ = ["CachedRecord", "Probe", "begin_probe", "probe_now", "read_cached_record"]
 
-_CHECKS: Final = ("create if absent", "replace if unchanged", "delete if unchanged")
-_DISK_CHECKS: Final = ("exclusive creation", "rename", "hard link", "lock", "mount")
+_CHECKS: Final = ("create if absent", "replace if unchanged")
+_DISK_CHECKS: Final = (
+    "delete if unchanged",
+    "exclusive creation",
+    "rename",
+    "hard link",
+    "lock",
+    "mount",
+)
 _LEFTOVER_SECONDS: Final = 3600
 """Age in seconds after which a probe has ended or was killed; clocks may differ a little."""
 
@@ -61,8 +68,8 @@ class _ProbeFuture(Future[None]):
 
     Attributes:
         creates: done once it is known that only one writer can create an object.
-        conditions: done once it is also known that a changed object is neither replaced nor
-        deleted.
+        conditions: done once it is also known that a changed object is neither replaced nor, on a
+            disk, deleted.
     """
 
     def __init__(self) -> None:
@@ -289,14 +296,8 @@ def _run_checks(folder: StoreURI, mount: Mount | None, answer: _ProbeFuture) -> 
     else:
         objects = ObjectStore.open(folder)
 
-        def check_objects() -> tuple[list[str], bool]:
-            names = [probe_name(started, secrets.token_hex(8)) for _ in range(3)]
-            conditions = Conditions(objects, *names)
-            return _check_conditions(conditions, answer), conditions.is_doubtful
-
-        problems, is_doubtful = check_objects()
-        if is_doubtful:  # a lost answer won't repeat, a broken store will
-            problems, _ = check_objects()
+        names = [probe_name(started, secrets.token_hex(8)) for _ in range(3)]
+        problems = _check_conditions(Conditions(objects, *names), answer)
         if not problems:
             _remove_leftovers(objects, started)
     if problems:
@@ -353,7 +354,7 @@ def _check_error(folder: StoreURI, problems: list[str]) -> StoreCheckError:
     return StoreCheckError(
         "the store does not keep what runs rest on",
         path=folder,
-        expected="conditional writes and deletions, and on a disk renames, links and locks, that "
+        expected="conditional writes, and on a disk deletions, renames, links and locks, that "
         "refuse all but one of two writers",
         found=f"{len(problems)} of these broken" if len(problems) > 1 else "one of these broken",
         next_step="Nothing was written that counts. Keep runs on another store, or mend this one: "

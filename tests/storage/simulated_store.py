@@ -4,12 +4,14 @@ Actors are threads that run the real code; every call to the store waits for its
 moves at a time, so that a run is decided by the scheduler's choices alone and can be replayed.
 """
 
+import hashlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from cairn import PreconditionFailedError, parse_uri
+from cairn.storage.store.graves import GRAVE, may_be_grave
 from cairn.storage.store.objects import Versioned
 
 
@@ -255,13 +257,19 @@ class _NoMoves:
 class SimulatedStore:
     """What `ObjectStore` offers, in memory, one call at a time.
 
+    It is a bucket that speaks S3: of conditional requests it has writes alone, so that a deletion
+    leaves a grave, and a generation tells the bytes, not which write has brought them. Or it is a
+    disk, which deletes under a condition.
+
     Attributes:
+        is_bucket: which of the two it is.
         values: what is stored, by key.
         changed: told, after each change, its key and a store that has the same values, whose calls
             are no moves.
     """
 
     if_absent_holds = True
+    is_bucket = True
     is_remote = False
 
     def __init__(self, scheduler, uri="memory://model/run"):
@@ -275,13 +283,19 @@ class SimulatedStore:
     def copied(self, scheduler):
         """A store of its own that holds the same."""
         copy = SimulatedStore(scheduler)
+        copy.is_bucket = self.is_bucket
         copy.uri, copy.values, copy._stamp = self.uri, dict(self.values), self._stamp
         copy._parsed = dict(self._parsed)
         return copy
 
     def read(self, key):
         self._scheduler.turn(f"read {key}")
-        return self.values.get(key)
+        return self._shown(key)
+
+    def _shown(self, key):
+        """What readers see: a grave is nothing."""
+        stored = self.values.get(key)
+        return None if stored is None or stored.value == GRAVE else stored
 
     def parse_many(self, keys, parse):
         found = {}
@@ -317,9 +331,26 @@ class SimulatedStore:
             return self._put(key, value)
         if (None if current is None else current.generation) == generation:
             return self._put(key, value)
+        if current is not None and current.value == GRAVE:
+            if generation is not None:
+                current = None
+            else:
+                return self._write_over_grave(key, value, same_is_success)
         if same_is_success and current is not None and current.value == value:
             return current.generation
         raise PreconditionFailedError("changed by someone else", path=key, current=current)
+
+    def _write_over_grave(self, key, value, same_is_success):
+        """As the real one: it has been refused, looks why, and writes under the grave's stamp."""
+        self._scheduler.turn(f"read why not {key}")
+        grave = self.values.get(key)
+        if grave is None or grave.value != GRAVE:
+            return self.write_if(key, value, generation=None, same_is_success=same_is_success)
+        self._scheduler.turn(f"write {key} over its grave")
+        current = self.values.get(key)
+        if current is not None and current.generation == grave.generation:
+            return self._put(key, value)
+        return self.write_if(key, value, generation=None, same_is_success=same_is_success)
 
     def delete(self, key):
         self._scheduler.turn(f"delete {key}")
@@ -328,16 +359,22 @@ class SimulatedStore:
     def delete_if(self, key, *, generation):
         self._scheduler.turn(f"delete {key} if unchanged")
         current = self.values.get(key)
-        if current is not None and current.generation != generation:
+        if current is None or current.value == GRAVE:
+            return
+        if current.generation != generation:
             raise PreconditionFailedError("changed by someone else", path=key, current=current)
-        self._pop(key)
+        if self.is_bucket and may_be_grave(key):
+            self._put(key, GRAVE)
+        else:
+            self._pop(key)
 
     def sync(self, name):
         """It keeps what it shows."""
 
     def list(self, prefix=""):
         self._scheduler.turn(f"list {prefix}")
-        return sorted(key for key in self.values if key.startswith(prefix))
+        names = [key for key in self.values if key.startswith(prefix)]
+        return sorted(name for name in names if self._shown(name) is not None)
 
     def children(self, prefix):
         folder = f"{prefix.removesuffix('/')}/"
@@ -357,7 +394,8 @@ class SimulatedStore:
 
     def _put(self, key, value):
         self._stamp += 1
-        generation = str(self._stamp).encode()
+        stamp = hashlib.sha256(value).hexdigest() if self.is_bucket else str(self._stamp)
+        generation = stamp.encode()
         self.values[key] = Versioned(bytes(value), generation)
         self._tell(key)
         return generation
@@ -369,5 +407,6 @@ class SimulatedStore:
     def _tell(self, key):
         if self.changed is not None:
             still = SimulatedStore(_NoMoves())
+            still.is_bucket = self.is_bucket
             still.uri, still.values, still._parsed = self.uri, self.values, self._parsed
             self.changed(key, still)

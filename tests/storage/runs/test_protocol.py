@@ -2,7 +2,8 @@
 
 Jobs save, restart, overwrite; someone promotes, deletes, rolls back; a retention policy is carried
 out, the collector runs. Processes die at any call to the store, clocks jump past a lease. Only
-public verbs of `cairn.storage.runs` are called. The last tests take one safeguard away each, and
+public verbs of `cairn.storage.runs` are called. The store is a bucket, which has no condition but
+that of a write; in the long run a disk too. The last tests take one safeguard away each, and
 show that the search then finds the bug. `CAIRN_FAULTS=long` draws a thousand schedules of each.
 """
 
@@ -31,10 +32,12 @@ from cairn import (
     find_deletable_step,
     promote_step,
     roll_back,
+    undelete_step,
 )
 from cairn.storage.runs.records.layout import COMMIT_FILE, MANIFESTS, RUN_FILE, TRASH, step_dir
 from cairn.storage.runs.records.manifest import ObjectRecord, PlainStep
 from cairn.storage.store.clock import rfc3339
+from cairn.storage.store.graves import GRAVE
 from cairn.storage.store.records import RecordLocation
 from tests.faults.report import is_long, trials
 from tests.storage.records import counting, parse_attempt_file
@@ -63,6 +66,11 @@ soon_after_each_other = st.lists(st.tuples(st.integers(0, 24), st.integers(0, 11
 
 turns = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 1)), max_size=5).map(at_their_moves)
 """Finds sooner what needs two processes to take turns, and none dies."""
+
+deep_in_the_second = st.tuples(st.integers(0, 3), st.integers(40, 60)).map(
+    lambda gaps: {gaps[0]: 1, sum(gaps): 0}
+)
+"""Finds sooner what needs the second process stopped late, soon after the first."""
 
 
 class ModelFiles:
@@ -108,6 +116,7 @@ class World:
     durable: list = field(default_factory=list)
     overwritten: list = field(default_factory=list)
     deleted: list = field(default_factory=list)
+    undeleted: list = field(default_factory=list)
     policy: RetentionPolicy | None = None
     wrong: set = field(default_factory=set)
 
@@ -223,14 +232,14 @@ def world(switches, **limits):
 
 def world_after(steps, switches, *, closed=False, **limits):
     """A world in which a job has saved `steps` already, and maybe told that it is over."""
-    before, made = _past(steps, closed), world(switches, **limits)
+    before, made = _past(steps, closed, SimulatedStore.is_bucket), world(switches, **limits)
     made.store, made.durable = before.store.copied(made.scheduler), list(before.durable)
     made.store.changed = made.look
     return made
 
 
 @functools.cache
-def _past(steps, closed):
+def _past(steps, closed, is_bucket):
     """Nobody else was there yet: every search can begin where this one job got to."""
     made = world({})
     job = Job(made, "before", "job")
@@ -253,6 +262,9 @@ def problems(made, *actors):
         gone = gone or step in made.deleted or made.policy is not None
         if not gone and listed.get(step) != attempt:
             found.append(f"{name}: durable step {step}.{attempt} is not listed")
+    for step in made.undeleted:
+        if step not in listed:
+            found.append(f"step {step} was undeleted, and is not listed")
     for step, attempt in listed.items():
         data = made.store.values.get(f"{step_dir(attempt, step)}/data")
         manifest = run.manifest(run.step(step))
@@ -329,6 +341,24 @@ def a_deletion(switches):
     ), made
 
 
+def an_undeletion(switches):
+    """Somebody takes a deletion back, deletes again and takes that back, and bytes go."""
+    made = world_after((1, 2), switches, closed=True)
+    made.deleted.append(1)
+    delete_step(made.run(), made.run().step(1), by="d", grace=0, clock=made.clock)
+
+    def undeleting():
+        undelete_step(made.run(), 1, 1)
+        made.undeleted.append(1)
+        back = made.run().step(1)
+        made.undeleted.clear()
+        delete_step(made.run(), back, by="d", grace=99 * JUMP, clock=made.clock)
+        undelete_step(made.run(), 1, 1)
+        made.undeleted.append(1)
+
+    return problems(made, actor("undeleter", undeleting), collector(made)), made
+
+
 def a_rollback(switches):
     """A run goes back while a policy is carried out that keeps its last step, and bytes go."""
     made = world_after((1, 2, 3), switches, closed=True)
@@ -379,6 +409,7 @@ SCENARIOS = [
     two_jobs,
     an_overwrite,
     a_deletion,
+    an_undeletion,
     a_rollback,
     a_rollback_while_no_bytes_go,
     an_overwrite_and_a_policy,
@@ -434,8 +465,11 @@ def test_an_overwrite_that_fails_at_any_write_leaves_one_of_two_histories(step, 
     assert fails_at > 5
 
 
+@pytest.mark.parametrize("is_bucket", [True, False] if is_long() else [True])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
-def test_no_interleaving_breaks_a_promise(scenario):
+def test_no_interleaving_breaks_a_promise(scenario, is_bucket, monkeypatch):
+    monkeypatch.setattr(SimulatedStore, "is_bucket", is_bucket)
+
     @search
     @given(anywhere | soon_after_each_other if scenario is a_deletion else anywhere)
     def run(choices):
@@ -471,6 +505,15 @@ def without_own_attempt():
     """A process begins an attempt without asking whether its last one is still the newest."""
     begin = writer.start_attempt
     return patch.object(writer, "start_attempt", lambda *a, **o: begin(*a, **{**o, "before": None}))
+
+
+def without_the_condition_of_a_grave():
+    """A grave is written whatever is there by then."""
+    return patch.object(
+        SimulatedStore,
+        "delete_if",
+        lambda store, key, *, generation: store.write(key, GRAVE) and None,
+    )
 
 
 def without_holding():
@@ -509,6 +552,7 @@ FOUND = [
     (without_the_look_back, two_starts, {26: 0}),
     (without_if_absent, two_starts, {11: 1, 25: 0}),
     (without_own_attempt, an_overwrite, {18: 1}),
+    (without_the_condition_of_a_grave, an_undeletion, {2: 1, 51: 0}),
     (without_holding, a_deletion, {3: 0, 12: 2}),
     (without_looking_for_intents, a_deletion, {3: 0, 12: 2}),
     (without_looking_at_the_history_again, a_rollback, {9: 0}),
@@ -544,6 +588,7 @@ def search_without(safeguard, scenario):
     by_safeguard = {
         without_if_absent: early,
         without_looking_who_came_too_late: soon_after_each_other,
+        without_the_condition_of_a_grave: deep_in_the_second,
     }
     switches = by_safeguard.get(safeguard, by_scenario.get(scenario, anywhere))
     with safeguard():

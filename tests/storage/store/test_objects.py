@@ -16,6 +16,7 @@ from cairn import (
     StoreFullError,
     StoreUnavailableError,
 )
+from cairn.storage.store.graves import GRAVE
 from tests.storage.seams import deadlines
 from tests.storage.seams import objects as objects_module
 
@@ -96,11 +97,70 @@ def test_what_is_refused_is_told_without_a_look_at_what_is_there(objects):
     assert objects.refuses_write("x", b"two", generation=None)
     new = objects.write("x", b"two")
     assert objects.refuses_write("x", b"three", generation=old)
-    assert objects.refuses_deletion("x", generation=old)
+    if not objects.is_remote:
+        assert objects.refuses_deletion("x", generation=old)
     assert objects.read("x") == (b"two", new)
     assert not objects.refuses_write("x", b"three", generation=new)
-    assert not objects.refuses_deletion("x", generation=objects.read("x").generation)
-    assert objects.read("x") is None
+    if not objects.is_remote:
+        assert not objects.refuses_deletion("x", generation=objects.read("x").generation)
+        assert objects.read("x") is None
+
+
+def test_records_deleted_under_a_condition_are_gone_for_every_reader_and_can_be_made_anew(objects):
+    names = [f"trash/{number}.json" for number in range(4)]
+    other = objects.write("other.json", b"of another")
+    objects.delete("other.json")
+    for name in names:
+        objects.write(name, b'{"one": 1}')
+    gone = [*names[:3], "never.json"]
+    for name in names[:3]:
+        objects.delete_if(name, generation=objects.read(name).generation)
+        objects.delete_if(name, generation=other)  # of what is gone, too
+    assert [objects.read(name) for name in gone] == [None] * 4
+    assert list(objects.read_many(gone).values()) == [None] * 4
+    assert objects.parse_many([*gone, names[3]], lambda data, path: len(data)) == {names[3]: 10}
+    assert objects.existing([*gone, names[3]]) == {names[3]}
+    seen = [objects.list(""), objects.list("trash/"), objects.children("trash")]
+    seen += [[*objects.etags("trash")], objects.entries("trash")[0]]
+    assert seen == [[names[3]]] * 5
+    with pytest.raises(PreconditionFailedError) as caught:
+        objects.write_if(names[0], b"late", generation=other)
+    assert caught.value.current is None
+    objects.write_if(names[0], b'{"two": 22}', generation=None)
+    assert objects.read(names[0]).value == b'{"two": 22}'
+    with pytest.raises(PreconditionFailedError):
+        objects.write_if(names[0], b"late", generation=None)
+    objects.delete(names[1])
+    objects.delete_prefix("trash/")
+    assert objects.list("") == []
+
+
+def test_an_object_as_short_as_a_grave_is_none(some_objects):
+    for name, value in {"a.json": b"{}", "b.json": b"x" * len(GRAVE), "c": GRAVE}.items():
+        some_objects.write(name, value)
+    assert some_objects.existing(["a.json", "b.json", "c"]) == {"a.json", "b.json", "c"}
+    assert some_objects.list("") == ["a.json", "b.json", "c"]
+    assert some_objects.read("c").value == GRAVE
+
+
+def test_of_many_who_write_over_a_grave_one_does(objects):
+    name, told = "trash/1.json", []
+    objects.delete_if(name, generation=objects.write(name, b"{}"))
+
+    def write(number):
+        try:
+            objects.write_if(name, b"%d" % number, generation=None)
+            told.append(number)
+        except PreconditionFailedError:
+            return
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert objects.read(name).value == b"%d" % told[0]
+    assert len(told) == 1
 
 
 def test_stamps_tell_what_has_changed_without_reading_it(objects, monkeypatch):
