@@ -24,7 +24,7 @@ COPY service service
 COPY state state
 COPY storage storage
 RUN --mount=type=cache,target=/root/.cache/pip \
-    python -m pip --python /opt/cairn/bin/python install -c constraints.txt '.[server,postgres]'
+    python -m pip --python /opt/cairn/bin/python install -c constraints.txt '.[server,postgres,s3]'
 
 FROM ${PYTHON_IMAGE} AS runtime
 ARG VERSION=0.1.0

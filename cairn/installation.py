@@ -46,6 +46,7 @@ MODULES: Final = {
         "uvicorn",
     ),
     "otel": ("opentelemetry",),
+    "s3": ("botocore",),
     "train": (
         "flax",
         "huggingface_hub",

@@ -311,7 +311,7 @@ _STATUS = re.compile(r"^([A-Z][A-Z_]+):")
 _OS_ERROR = re.compile(r"\[os_error_code='(\d+)'|\[OS error (\d+)")
 _HTTP_CODE = re.compile(r"http_response_code='(\d{3})'|HTTP response code: (\d{3})")
 
-_CLIENTS = ("aiohttp", "requests", "urllib3")
+_CLIENTS = ("aiohttp", "requests", "urllib3", "botocore")
 
 _FULL_NEXT = "Free space or raise the quota, then try again; what was stored before is untouched."
 _DOWN_NEXT = "Check that the store can be reached from here, then try again."
@@ -463,6 +463,9 @@ def _http_code(exc: BaseException) -> int | None:
         value = getattr(exc, name, None)
         if isinstance(value, int) and 100 <= value <= 599:
             return value
+    answer = getattr(exc, "response", None)
+    if isinstance(answer, dict) and "ResponseMetadata" in answer:  # botocore's form
+        return int(answer["ResponseMetadata"].get("HTTPStatusCode", 0)) or None
     inside = _HTTP_CODE.search(str(exc)) if isinstance(exc, ValueError) else None
     return int(inside.group(1) or inside.group(2)) if inside else None
 

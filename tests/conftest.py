@@ -74,7 +74,7 @@ install_import_hook(
     "beartype.beartype",
 )
 
-pytest_plugins = ["tests.gcs.plugin", "tests.stores"]
+pytest_plugins = ["tests.gcs.plugin", "tests.s3.plugin", "tests.stores"]
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -1,6 +1,10 @@
-"""Fixtures: the stores that tests run on."""
+"""Fixtures: the stores that tests run on.
+
+`CAIRN_STORES=s3`, or a list with commas, names others than disks and GCS.
+"""
 
 import itertools
+import os
 import zlib
 
 import pytest
@@ -11,15 +15,18 @@ from tests.storage.copies import Copies
 
 _NUMBERS = itertools.count(1)
 
-STORES = ("file", "gcs")
-"""Kinds of stores that hold checkpoints."""
+STORES = tuple(os.environ.get("CAIRN_STORES", "file,gcs").split(","))
+"""Kinds of stores that hold checkpoints, on which every test runs that is the same on all."""
+
+BUCKETS = ("gcs", "s3")
+"""Kinds of stores that are buckets: names of fixtures, whose `bucket_uri` is the test's own."""
 
 DATABASES = ("sqlite", "postgresql")
 """Kinds of databases that a control plane keeps its catalog in."""
 
 IN_TURN = {
     "some_root_uri": STORES,
-    "some_objects": ("file", "memory", "gcs"),
+    "some_objects": ("memory", *STORES),
     "some_database_url": DATABASES,
 }
 """Fixtures of what is the same in all stores, or in both databases: each test runs on one of them,
@@ -44,17 +51,17 @@ def give_in_turn(metafunc, fixture, kinds):
 
 
 def _root_uri(request) -> StoreURI:
-    if request.param == "file":
-        return parse_uri(request.getfixturevalue("tmp_path") / "root")
-    return parse_uri(request.getfixturevalue("gcs").bucket_uri) / "root"
+    if request.param in BUCKETS:
+        return parse_uri(request.getfixturevalue(request.param).bucket_uri) / "root"
+    return parse_uri(request.getfixturevalue("tmp_path") / "root")
 
 
 def _objects(request) -> ObjectStore:
-    if request.param == "file":
-        return ObjectStore.open(request.getfixturevalue("tmp_path") / "run")
+    if request.param in BUCKETS:
+        return ObjectStore.open(f"{request.getfixturevalue(request.param).bucket_uri}/run")
     if request.param == "memory":
         return ObjectStore.open(f"memory://test-{next(_NUMBERS)}/run")
-    return ObjectStore.open(f"{request.getfixturevalue('gcs').bucket_uri}/run")
+    return ObjectStore.open(request.getfixturevalue("tmp_path") / "run")
 
 
 @pytest.fixture(params=STORES)
@@ -69,7 +76,7 @@ def some_root_uri(request) -> StoreURI:
     return _root_uri(request)
 
 
-@pytest.fixture(params=["file", "memory", "gcs"])
+@pytest.fixture(params=["file", "memory", *BUCKETS])
 def objects(request) -> ObjectStore:
     """An empty object store of each kind."""
     return _objects(request)
@@ -85,4 +92,5 @@ def some_objects(request) -> ObjectStore:
 def copies(request, tmp_path_factory) -> Copies:
     """Runs that many tests begin with."""
     folder = tmp_path_factory.mktemp("made-once")
-    return Copies(folder, lambda: request.getfixturevalue("gcs_server"))
+    servers = {"gs": "gcs_server", "s3": "s3_server"}
+    return Copies(folder, lambda scheme: request.getfixturevalue(servers[scheme]))

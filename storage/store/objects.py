@@ -47,7 +47,7 @@ from cairn.storage.store.files_local import LocalFiles
 from cairn.storage.store.graves import GRAVE, is_grave, may_be_grave
 from cairn.storage.store.listings import ListedObject, ListedPage, list_pages
 from cairn.storage.store.requests import Operation, timed_request
-from cairn.storage.store.uri import Confinement, StoreURI, check_path, parse_uri
+from cairn.storage.store.uri import Confinement, StoreURI, check_path, parse_uri, s3_endpoint
 
 __all__ = [
     "ObjectStore",
@@ -197,7 +197,7 @@ class ObjectStore:
             str(parsed),
             parsed.confinement,
             os.environ.get("TENSORSTORE_GCS_HTTP_URL"),
-            os.environ.get("AWS_ENDPOINT_URL"),
+            s3_endpoint(),
         )
         with _open_lock:
             store = _open_stores.get(key)

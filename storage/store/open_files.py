@@ -6,6 +6,7 @@ from cairn.storage.store.files import Files
 from cairn.storage.store.files_gcs import GcsFiles
 from cairn.storage.store.files_local import LocalFiles
 from cairn.storage.store.files_remote import RemoteFiles
+from cairn.storage.store.files_s3 import S3Files
 from cairn.storage.store.uri import StoreURI, parse_uri
 
 __all__ = ["open_files"]
@@ -24,5 +25,7 @@ def open_files(uri: StoreURI | str | os.PathLike[str]) -> Files:
             return LocalFiles(parsed)
         case "gs":
             return GcsFiles(parsed)
+        case "s3":
+            return S3Files(parsed)
         case _:
             return RemoteFiles(parsed)

@@ -24,6 +24,8 @@ __all__ = [
     "check_segment",
     "is_text",
     "parse_uri",
+    "s3_endpoint",
+    "s3_region",
 ]
 
 Scheme = Literal["file", "gs", "s3", "memory"]
@@ -135,11 +137,30 @@ class StoreURI:
             case "gs":
                 return {"driver": "gcs", "bucket": self.bucket, "path": folder}
             case "s3":
-                return {"driver": "s3", "bucket": self.bucket, "path": folder}
+                spec: dict[str, Any] = {"driver": "s3", "bucket": self.bucket, "path": folder}
+                if endpoint := s3_endpoint():
+                    spec |= {"endpoint": endpoint, "aws_region": s3_region()}
+                if os.environ.get("AWS_ACCESS_KEY_ID"):
+                    # The default chain would say on stderr, for each folder, which files it lacks.
+                    spec["aws_credentials"] = {"type": "environment"}
+                return spec
 
     def orbax_path(self) -> str:
-        """Return the path for Orbax and etils: "/abs/path" or "gs://bucket/path"."""
+        """Return the path for Orbax and etils: "/abs/path", or the URI of a folder in a bucket."""
         return self.local_path if self.scheme == "file" else str(self)
+
+
+def s3_endpoint() -> str | None:
+    """Return the endpoint of `s3://` that the environment names; None: that of AWS."""
+    environment = os.environ
+    named = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
+    return named.rstrip("/") if named else None
+
+
+def s3_region() -> str:
+    """Return the region that the environment names, else the one that others than AWS accept."""
+    environment = os.environ
+    return environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
 
 
 def is_text(text: object) -> bool:

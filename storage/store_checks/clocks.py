@@ -5,8 +5,8 @@ import secrets
 from typing import Final
 
 from cairn.storage.errors import translate_error
+from cairn.storage.store import gcs, s3
 from cairn.storage.store.clock import Clock, utc_now
-from cairn.storage.store.gcs import bucket_time
 from cairn.storage.store.uri import StoreURI
 from cairn.storage.store_checks.record import probe_name
 
@@ -37,7 +37,9 @@ def seconds_ahead(folder: StoreURI, *, clock: Clock = utc_now) -> float | None:
         case "file":
             store_time, precision = _time_of_disk(folder), 0.0
         case "gs":
-            store_time, precision = bucket_time(folder), _TOLD_EACH
+            store_time, precision = gcs.bucket_time(folder), _TOLD_EACH
+        case "s3":
+            store_time, precision = s3.bucket_time(folder), _TOLD_EACH
         case _:
             return None
     after = clock().timestamp()

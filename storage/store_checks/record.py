@@ -6,7 +6,7 @@ from typing import ClassVar, Final
 
 from cairn.storage.store.clock import Moment
 from cairn.storage.store.records import Record
-from cairn.storage.store.uri import StoreURI
+from cairn.storage.store.uri import StoreURI, s3_endpoint
 from cairn.storage.store_checks.mounts import Mount
 
 __all__ = ["RECORD_FILE", "StoreRecord", "identity", "is_probe_name", "probe_name", "probed_at"]
@@ -49,8 +49,7 @@ def identity(folder: StoreURI, mount: Mount | None) -> dict[str, str]:
             endpoint = os.environ.get("TENSORSTORE_GCS_HTTP_URL", "")
             return {"scheme": "gs", "bucket": folder.bucket, "endpoint": endpoint}
         case "s3":
-            endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
-            return {"scheme": "s3", "bucket": folder.bucket, "endpoint": endpoint}
+            return {"scheme": "s3", "bucket": folder.bucket, "endpoint": s3_endpoint() or ""}
         case "memory":
             return {"scheme": "memory"}
 

@@ -40,7 +40,7 @@ def test_the_last_stage_is_the_server_so_that_a_build_without_a_target_makes_it(
 
 def test_the_image_installs_what_make_installs_but_for_the_extras():
     (install,) = [line for line in LINES if line.cmd == "RUN" and " install -c" in line.original]
-    assert install.value[0].endswith("install -c constraints.txt '.[server,postgres]'")
+    assert install.value[0].endswith("install -c constraints.txt '.[server,postgres,s3]'")
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert "install --quiet -c constraints.txt -e '.[all]'" in makefile
 

@@ -288,6 +288,7 @@ def list_objects(service: Service, request: Request) -> Response:
     token = f"<NextContinuationToken>{more}</NextContinuationToken>" if more else ""
     return xml(
         f"<ListBucketResult><Name>{request.bucket}</Name><Prefix>{text(parsed.prefix)}</Prefix>"
+        f"{'<EncodingType>url</EncodingType>' if encoded else ''}"
         f"<KeyCount>{len(page.items) + len(page.prefixes)}</KeyCount><MaxKeys>{limit}</MaxKeys>"
         f"<IsTruncated>{'true' if more else 'false'}</IsTruncated>{token}{items}{prefixes}"
         "</ListBucketResult>"

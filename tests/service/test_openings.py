@@ -261,6 +261,9 @@ OPENINGS: Final = {
     "storage/store/files_gcs.py": {
         "GcsFiles.delete_tree: ObjectStore.open": CONFINED,
     },
+    "storage/store/files_s3.py": {
+        "S3Files.delete_tree: ObjectStore.open": CONFINED,
+    },
     "storage/store/files_local.py": {
         "LocalFiles.list: os.scandir": JUDGES,
         "LocalFiles.etags: os.scandir": JUDGES,

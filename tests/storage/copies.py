@@ -20,10 +20,10 @@ class Copies:
 
     Args:
         folder: for what is made on a disk; a bucket of the double is for the others.
-        server: starts the double.
+        server: starts the double of a scheme.
     """
 
-    def __init__(self, folder: Path, server: Callable[[], GcsServer]) -> None:
+    def __init__(self, folder: Path, server: Callable[[str], GcsServer]) -> None:
         self._folder = folder
         self._server = server
         self._made: dict[tuple[Make, str], StoreURI] = {}
@@ -39,7 +39,7 @@ class Copies:
         if uri.scheme == "file":
             shutil.copytree(source.local_path, uri.local_path)
             return
-        store = self._server().store
+        store = self._server(uri.scheme).store
         here, there = store.bucket(BUCKET), store.bucket(uri.bucket)
         for stored in here.all():
             if stored.name.startswith(f"{source.path}/"):
@@ -49,7 +49,7 @@ class Copies:
     def _root(self, scheme: str) -> StoreURI:
         if scheme == "file":
             return parse_uri(self._folder)
-        store = self._server().store
+        store = self._server(scheme).store
         if BUCKET not in (bucket.name for bucket in store.buckets()):
             store.create_bucket(BUCKET)
-        return parse_uri(f"gs://{BUCKET}")
+        return parse_uri(f"{scheme}://{BUCKET}")

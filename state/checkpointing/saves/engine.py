@@ -27,6 +27,7 @@ from cairn.state.checkpointing.saves.process_records import (
     records_to_bytes,
     remove_records,
 )
+from cairn.state.checkpointing.saves.s3_paths import register_s3_paths
 from cairn.state.checkpointing.saves.tree_writer import (
     HostTree,
     complete_tree,
@@ -67,16 +68,16 @@ def orbax_folder(uri: StoreURI) -> str:
     """Return a folder's address in the form that Orbax accepts.
 
     Raises:
-        InvalidURIError: the folder is neither on a local disk nor in GCS; Orbax would write to a
-            wrong place.
+        InvalidURIError: the folder is neither on a local disk nor in a bucket; Orbax would write
+            to a wrong place.
     """
-    if uri.scheme not in ("file", "gs"):
+    if uri.scheme not in ("file", "gs", "s3"):
         raise InvalidURIError(
             "no arrays can be stored here",
             path=uri,
-            expected="a file:// or gs:// URI",
+            expected="a file://, gs:// or s3:// URI",
             found=f"{uri.scheme}://",
-            next_step="Save to a local disk or to Google Cloud Storage.",
+            next_step="Save to a local disk or to a bucket.",
         )
     return uri.orbax_path()
 
@@ -163,7 +164,9 @@ class StepWrite:
     def _open(self) -> ocp.AsyncResponse[None]:
         if self._folder.scheme == "gs":
             set_etils_timeouts()
-        with _context():
+        if self._folder.scheme == "s3":
+            register_s3_paths()
+        with _context(self._folder):
             return ocp.save_checkpointables_async(
                 orbax_folder(self._folder),
                 {META_ITEM: self},
@@ -413,8 +416,10 @@ def _name_of(handler: type) -> str:
     return f"{handler.__module__}.{handler.__qualname__}"
 
 
-def _context() -> Any:
+def _context(folder: StoreURI) -> Any:
     context = ocp.Context()
+    if folder.scheme == "s3":  # of its own Orbax would rename there, which copies every object
+        context.atomicity.mode = ocp.options.AtomicityMode.COMMIT_FILE
     # `_refuse_taken` has checked this, and Orbax's own check is slower.
     context.file.skip_sync_file_validations = True
     context.asynchronous.timeout_secs = _TIMEOUT_SECONDS

@@ -1,23 +1,11 @@
-"""No steps are saved to S3: the refusal, and the two facts that it rests on."""
-
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+"""What holds of S3 alone: what Orbax and TensorStore do there, uploads in parts, faults."""
 
 import pytest
-import tensorstore as ts
 from orbax.checkpoint._src.serialization import tensorstore_utils
 
-from cairn import Checkpointer, InvalidURIError
-
-
-def test_run_in_s3_is_refused_by_name_before_anything_is_asked():
-    with pytest.raises(InvalidURIError) as caught:
-        Checkpointer("s3://bucket/run")
-    assert str(caught.value) == (
-        "no arrays can be stored here: s3://bucket/run: "
-        "expected a file:// or gs:// URI, found s3://. "
-        "Save to a local disk or to Google Cloud Storage."
-    )
+from cairn import CorruptionError, ObjectStore, PreconditionFailedError, StoreUnavailableError
+from cairn.storage.store import files_s3
+from cairn.storage.store.open_files import open_files
 
 
 def test_plain_orbax_can_not_read_arrays_in_s3():
@@ -25,57 +13,112 @@ def test_plain_orbax_can_not_read_arrays_in_s3():
         tensorstore_utils.build_kvstore_tspec("s3://bucket/run/attempts/1/1/model", name="w")
 
 
-class _OneObject(BaseHTTPRequestHandler):
-    """As much of S3 as a conditional write or delete of one object takes."""
+def served(s3, operation):
+    return [
+        one for one in s3.server.requests if (one.bucket, one.operation) == (s3.bucket, operation)
+    ]
 
-    protocol_version = "HTTP/1.1"
-    etag = '"etag"'
 
-    def _answer(self, status: int = 200) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.seen.append((self.command, self.headers.get("If-Match")))
-        self.send_response(status)
-        self.send_header("ETag", self.etag)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+@pytest.mark.parametrize("status", [409, 429, 500, 503])
+def test_a_refusal_that_passes_is_asked_again(s3, status):
+    objects, files = ObjectStore.open(s3.bucket_uri), open_files(s3.bucket_uri)
+    generation = objects.write("a.json", b"{}")
+    fault = s3.faults.add("status", status=status, operation="objects.put")
+    objects.write_if("a.json", b'{"b": 1}', generation=generation)
+    assert fault.fired == 1
+    if status != 409:
+        fault = s3.faults.add("status", status=status, operation="objects.list")
+        assert [entry.name for entry in files.list()] == ["a.json"]
+        assert fault.fired == 1
 
-    do_HEAD = do_GET = do_PUT = _answer
 
-    def do_DELETE(self) -> None:
-        self._answer(204)
+def test_a_write_whose_answer_was_lost_finds_its_own_bytes(s3):
+    objects = ObjectStore.open(s3.bucket_uri)
+    generation = objects.write("a.json", b"{}")
+    s3.faults.add("lost_response", operation="objects.put")
+    objects.write_if("a.json", b'{"b": 1}', generation=generation, same_is_success=True)
+    s3.faults.add("lost_response", operation="objects.put")
+    objects.delete_if("a.json", generation=objects.read("a.json").generation)
+    assert objects.read("a.json") is None
+    s3.faults.add("lost_response", operation="objects.put")
+    objects.write_if("a.json", b"{}", generation=None, same_is_success=True)
+    with pytest.raises(PreconditionFailedError):
+        objects.write_if("a.json", b"[]", generation=None)
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the test looks at what was asked."""
+
+def test_who_is_not_let_in_is_told_so(s3):
+    for operation, call in {
+        "objects.list": lambda: open_files(s3.bucket_uri).list(),
+        "objects.put": lambda: ObjectStore.open(s3.bucket_uri).write("a.json", b"{}"),
+    }.items():
+        s3.faults.add("status", status=403, operation=operation)
+        with pytest.raises(StoreUnavailableError, match="refused access"):
+            call()
 
 
 @pytest.fixture
-def s3(monkeypatch):
-    """A store in a stand-in for S3, and the list of what it was asked: (method, If-Match)."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    with ThreadingHTTPServer(("127.0.0.1", 0), _OneObject) as server:
-        server.seen = []
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        endpoint = f"http://127.0.0.1:{server.server_port}"
-        spec = {"driver": "s3", "bucket": "bucket", "path": "run/"}
-        spec |= {"endpoint": endpoint, "aws_region": "us-east-1"}
-        yield ts.KvStore.open(spec, context=ts.Context()).result(timeout=30), server.seen
-        server.shutdown()
-        thread.join()
+def small_parts(monkeypatch):
+    """Files of some MB have several parts, and are copied in parts."""
+    monkeypatch.setattr(files_s3, "_PART_BYTES", 5 << 20)
+    monkeypatch.setattr(files_s3, "_MAX_COPY_BYTES", 6 << 20)
+    monkeypatch.setattr(files_s3, "_COPY_PART_BYTES", 6 << 20)
 
 
-def test_tensorstore_writes_to_s3_under_a_condition_that_the_store_checks(s3):
-    store, seen = s3
-    stamp = store.write("key", b"1").result(timeout=30)
-    del seen[:]
-    store.write("key", b"2", if_equal=stamp.generation).result(timeout=30)
-    assert ("PUT", _OneObject.etag) in seen
+DATA = bytes(range(256)) * (12 << 12)
+"""12 MB."""
 
 
-def test_tensorstore_deletes_from_s3_whatever_is_there_by_then(s3):
-    store, seen = s3
-    stamp = store.write("key", b"1").result(timeout=30)
-    del seen[:]
-    store.write("key", None, if_equal=stamp.generation).result(timeout=30)
-    assert seen == [("HEAD", _OneObject.etag), ("DELETE", None)]
+@pytest.mark.usefixtures("small_parts")
+def test_a_large_file_goes_in_parts_and_is_copied_in_parts(s3):
+    files = open_files(f"{s3.bucket_uri}/a")
+    lost = s3.faults.add("lost_response", operation="uploads.complete")
+    cut = s3.faults.add("cut_upload", operation="uploads.put", nbytes=1 << 20)
+    with files.open_write("large") as writer:
+        for start in range(0, len(DATA), 1_000_000):
+            writer.write(DATA[start : start + 1_000_000])
+    assert (lost.fired, cut.fired) == (1, 1)
+    files.copy("large", open_files(f"{s3.bucket_uri}/b"), "copy")
+    for name in ("a/large", "b/copy"):
+        assert open_files(s3.bucket_uri).read_range(name, 0, 2 * len(DATA)) == DATA
+    assert files.stat("large").crc32c is not None
+    assert [len(served(s3, one)) for one in ("objects.copy", "uploads.copy")] == [0, 2]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_an_upload_that_fails_is_aborted_and_nothing_is_there(s3):
+    files = open_files(s3.bucket_uri)
+    s3.faults.add("status", status=403, operation="uploads.put", skip=1)
+    with pytest.raises(StoreUnavailableError), files.open_write("large") as writer:
+        writer.write(DATA)
+    s3.faults.add("status", status=400, operation="uploads.copy", skip=1)
+    with files.open_write("whole") as writer:
+        writer.write(DATA)
+    with pytest.raises(Exception, match="injected"):
+        files.copy("whole", files, "copy")
+    assert s3.names() == ["whole"]
+    assert s3.server.uploads.names(s3.bucket) == []
+
+
+def test_an_upload_that_arrived_otherwise_is_told(s3, monkeypatch):
+    files = open_files(s3.bucket_uri)
+    writer = files.open_write("file")
+    writer.write(b"some bytes")
+    stat = files.stat
+    monkeypatch.setattr(files, "stat", lambda rel: stat(rel)._replace(crc32c="00000000"))
+    with pytest.raises(CorruptionError, match="arrived damaged"):
+        writer.commit()
+
+
+def test_a_download_that_is_cut_is_asked_for_again(s3):
+    files = open_files(s3.bucket_uri)
+    with files.open_write("file") as writer:
+        writer.write(b"0123456789")
+    cut = s3.faults.add("cut_download", operation="media.get", nbytes=3, count=2)
+    assert files.read_range("file", 0, 10) == b"0123456789"
+    assert cut.fired == 2
+    s3.faults.add("cut_download", operation="media.get", nbytes=3, count=None)
+    with pytest.raises(StoreUnavailableError):
+        files.read_range("file", 0, 10)
+    s3.faults.clear()
+    assert files.read_range("file", 8, 20) == b"89"
+    assert files.read_range("file", 10, 20) == b""

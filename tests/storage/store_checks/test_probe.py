@@ -226,7 +226,7 @@ def test_a_record_that_can_not_be_read_is_asked_for_anew(root_uri, left):
 def test_what_a_killed_probe_left_is_harmless_and_removed_later(root_uri):
     now = int(utc_now().timestamp())
     killed, young = (probe_name(now - age, "0" * 16) for age in (7200, 60))
-    inside = "" if root_uri.scheme == "gs" else "/object"  # a disk is probed in a folder
+    inside = "/object" if root_uri.scheme == "file" else ""  # a disk is probed in a folder
     for name in (killed, young):
         ObjectStore.open(root_uri).write(f"{name}{inside}", b"left")
     Run.create(root_uri / "run")

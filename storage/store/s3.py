@@ -1,0 +1,113 @@
+"""Connection to stores that speak S3, by botocore, and their listings.
+
+Credentials come from botocore's chain alone: environment, profiles, web identity, container and
+instance metadata. The endpoint is that of `s3_endpoint`, for TensorStore's requests too.
+"""
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+from cairn.storage.errors import StoreUnavailableError
+from cairn.storage.store import deadlines
+from cairn.storage.store.files import request, translated_errors
+from cairn.storage.store.requests import Operation
+from cairn.storage.store.uri import StoreURI, s3_endpoint, s3_region
+
+__all__ = ["bucket_time", "call", "list_pages"]
+
+_CONNECT_SECONDS: Final = 20.0
+_ATTEMPTS: Final = 9
+_CONNECTIONS: Final = 64
+_connect_lock = threading.Lock()
+
+
+def call(operation: Operation, path: object, method: str, /, **parameters: Any) -> Any:
+    """Make one request and return its answer.
+
+    Args:
+        operation: kind of request, for listeners.
+        path: the object or folder, for errors.
+        method: name of botocore's method, such as `head_object`.
+        parameters: parameters of the request.
+
+    Raises:
+        NotFoundError: there is no such object, bucket or upload.
+        StoreUnavailableError: the store gives no answer, or refuses.
+    """
+    send: Callable[..., Any] = getattr(client(path), method)
+    return request(operation, path, send, **parameters)
+
+
+def client(path: object) -> Any:
+    """Return botocore's client, one per endpoint and process.
+
+    Raises:
+        StoreUnavailableError: botocore is not installed, or can't begin.
+    """
+    with _connect_lock, translated_errors(path):
+        return _connected(s3_endpoint(), s3_region(), os.environ.get("AWS_PROFILE"))
+
+
+@functools.lru_cache(maxsize=8)
+def _connected(endpoint: str | None, region: str, profile: str | None) -> Any:
+    try:
+        from botocore.config import Config
+        from botocore.session import Session
+    except ImportError as exc:
+        raise StoreUnavailableError(
+            "no way to speak to this store",
+            expected="the package botocore",
+            found=str(exc),
+            next_step="Install it: pip install 'cairn-checkpoints[s3]'.",
+        ) from exc
+    config = Config(
+        connect_timeout=_CONNECT_SECONDS,
+        read_timeout=deadlines.DEADLINE_SECONDS,
+        max_pool_connections=_CONNECTIONS,
+        # Adaptive: once the store says SlowDown, all requests of this client become fewer.
+        retries={"total_max_attempts": _ATTEMPTS, "mode": "adaptive"},
+        s3={"addressing_style": "path"} if endpoint else {},
+        ignore_configured_endpoint_urls=True,  # TensorStore knows those of the environment alone
+        # Other stores than AWS refuse the checksums that botocore adds of its own accord.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    return Session(profile=profile).create_client(
+        "s3", region_name=region, endpoint_url=endpoint, config=config
+    )
+
+
+def list_pages(uri: StoreURI, prefix: str, delimiter: str) -> Iterator[dict[str, Any]]:
+    """Yield the pages of a listing, as S3 answers.
+
+    Args:
+        uri: a folder in the bucket, for the bucket's name and for errors.
+        prefix: prefix of the objects' full names in the bucket.
+        delimiter: "/" or "".
+
+    Raises:
+        StoreUnavailableError: the store gives no answer, or refuses.
+    """
+    query: dict[str, Any] = {"Bucket": uri.bucket, "Prefix": prefix, "Delimiter": delimiter}
+    while True:
+        page = call("list", uri, "list_objects_v2", **query)
+        yield page
+        if not page.get("IsTruncated"):
+            return
+        query["ContinuationToken"] = page["NextContinuationToken"]
+
+
+def bucket_time(uri: StoreURI) -> float:
+    """Return the store's own time, in whole seconds since 1970.
+
+    Raises:
+        StoreUnavailableError: the store gives no answer, or refuses.
+    """
+    answer = call("stat", uri, "head_bucket", Bucket=uri.bucket)
+    with translated_errors(uri):
+        headers = answer["ResponseMetadata"]["HTTPHeaders"]
+        return parsedate_to_datetime(headers["date"]).timestamp()
