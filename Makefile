@@ -89,10 +89,10 @@ $(LLAMA_CPP)/.built: $(DEV_STAMP) constraints.txt
 	CMAKE_ARGS="$(LLAMA_CPP_OPTIONS)" $(BIN)/python -m pip install --quiet -c constraints.txt --no-binary llama-cpp-python llama-cpp-python  # pip keeps what it builds
 	touch $@
 
-demo: $(RUN_STAMP)  ## run the main job end to end on real weights (STORE=file or STORE=gcs)
+demo: $(RUN_STAMP)  ## run the main job end to end on real weights (STORE=file, gcs or s3)
 	$(BIN)/python -m examples.demo --store $(STORE) --folder $(DEMO_DIR)
 
-serve: $(RUN_STAMP)  ## serve the demo's store (STORE=file or STORE=gcs) at http://127.0.0.1:$(PORT)
+serve: $(RUN_STAMP)  ## serve the demo's store (STORE=file, gcs or s3) at http://127.0.0.1:$(PORT)
 	$(BIN)/python -m examples.demo.serve --store $(STORE) --folder $(DEMO_DIR) --port $(PORT)
 
 test: $(DEV_STAMP) system compiler  ## run every test (TESTS=tests/storage for a part)

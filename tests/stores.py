@@ -18,6 +18,9 @@ _NUMBERS = itertools.count(1)
 STORES = tuple(os.environ.get("CAIRN_STORES", "file,gcs").split(","))
 """Kinds of stores that hold checkpoints, on which every test runs that is the same on all."""
 
+WITHOUT_S3 = tuple(kind for kind in STORES if kind != "s3") or ("file",)
+"""Those of them for a test that names its kinds, where the mark does nothing."""
+
 BUCKETS = ("gcs", "s3")
 """Kinds of stores that are buckets: names of fixtures, whose `bucket_uri` is the test's own."""
 
@@ -42,8 +45,10 @@ def pytest_generate_tests(metafunc):
 def give_in_turn(metafunc, fixture, kinds):
     """Give a test one of a fixture's kinds, by its name; in the long run all.
 
-    A test that names its kinds itself has these.
+    A test that names its kinds itself has these. One that says `without_s3`, and why, has others.
     """
+    if any(metafunc.definition.iter_markers("without_s3")):
+        kinds = [kind for kind in kinds if kind != "s3"] or ["file"]
     named = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     if fixture in metafunc.fixturenames and not any(fixture in one for one in named):
         turn = zlib.crc32(metafunc.function.__name__.encode()) % len(kinds)

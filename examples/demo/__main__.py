@@ -330,7 +330,7 @@ class Demo:
 def main() -> int:
     """Runs the demo; returns 0 when every promise held."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
-    parser.add_argument("--store", choices=("file", "gcs"), default="file")
+    parser.add_argument("--store", choices=("file", "gcs", "s3"), default="file")
     parser.add_argument("--folder", type=Path, default=Path(".demo"))
     parser.add_argument("--port", type=int, default=8337)
     arguments = parser.parse_args()

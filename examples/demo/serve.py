@@ -10,7 +10,7 @@ from examples.demo.servers import control_plane, store
 def main() -> int:
     """Starts the store's server if it needs one, and the control plane; waits for Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--store", choices=("file", "gcs"), default="file")
+    parser.add_argument("--store", choices=("file", "gcs", "s3"), default="file")
     parser.add_argument("--folder", type=Path, default=Path(".demo"))
     parser.add_argument("--port", type=int, default=8321)
     arguments = parser.parse_args()

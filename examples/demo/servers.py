@@ -1,4 +1,4 @@
-"""The processes that the demo starts and ends: the control plane and a GCS-protocol server."""
+"""The processes that the demo starts and ends: the control plane and a bucket's server."""
 
 import json
 import os
@@ -13,6 +13,9 @@ from typing import IO, Any
 import httpx
 
 BUCKET = "cairn-demo"
+BUCKETS = {"gcs": "gs", "s3": "s3"}
+"""Kinds of stores that are buckets, and their schemes: `tests.<kind>` has a server of each."""
+
 ANNOUNCEMENT = "cairn: http://"  # what `cairn serve` prints once it answers, with the port
 
 
@@ -55,7 +58,7 @@ def store(kind: str, folder: Path, *options: str) -> Iterator[tuple[str, dict[st
     """Yields the root URI of the demo's store and the environment that reaches it.
 
     Args:
-        kind: "file", or "gcs" for a server of the bucket's protocol.
+        kind: "file", or one of `BUCKETS` for a server of the bucket's protocol.
         folder: where it keeps what is stored.
         options: of that server's command.
     """
@@ -66,21 +69,21 @@ def store(kind: str, folder: Path, *options: str) -> Iterator[tuple[str, dict[st
         return
     arguments = [
         "-m",
-        "tests.gcs",
+        f"tests.{kind}",
         "--root",
-        str(folder / "gcs"),
+        str(folder / kind),
         "--port",
         "0",
         "--bucket",
         BUCKET,
         *options,
     ]
-    with _process(arguments, folder / "gcs.log", {}, start_fresh) as process:
+    with _process(arguments, folder / f"{kind}.log", {}, start_fresh) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the GCS-protocol server did not start; see {folder / 'gcs.log'}")
-        yield f"gs://{BUCKET}/runs", json.loads(line)["env"]
+            raise RuntimeError(f"the bucket's server did not start; see {folder / f'{kind}.log'}")
+        yield f"{BUCKETS[kind]}://{BUCKET}/runs", json.loads(line)["env"]
 
 
 @contextmanager

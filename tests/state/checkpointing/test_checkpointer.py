@@ -98,6 +98,7 @@ def test_a_save_whose_check_raises_fails_and_leaves_nothing(checkpointer, run_ur
     assert checkpointer.steps() == [1]
 
 
+@pytest.mark.without_s3("plain Orbax does not read it")
 def test_plain_orbax_reads_the_attempt_as_its_own_root(checkpointer, run_uri):
     """No Cairn in how it is read: the root lists the steps, each item loads bit-equal."""
     for step in (3, 6):
@@ -117,6 +118,7 @@ def test_plain_orbax_reads_the_attempt_as_its_own_root(checkpointer, run_uri):
     assert meta == {"step": 6}
 
 
+@pytest.mark.without_s3("plain Orbax does not read it")
 def test_load_pytree_without_a_target_reads_the_same_bits(checkpointer, run_uri):
     expected = {"w": floats(16, 8), "count": np.int32(3)}
     save(checkpointer, 1, {"model": expected}).wait()
@@ -132,6 +134,7 @@ def test_four_saves_back_to_back_are_all_kept(checkpointer, run_uri):
     assert [info.step for info in Run.open(run_uri).steps()] == [0, 1, 2, 3]
 
 
+@pytest.mark.without_s3("plain Orbax does not read it")
 def test_arrays_may_be_donated_or_deleted_as_soon_as_save_returns(checkpointer, run_uri):
     first, second = put(floats(512, 256), "fsdp"), put(floats(512, 256, seed=1))
     expected = {"a": np.asarray(first).copy(), "b": np.asarray(second).copy()}
@@ -149,6 +152,7 @@ def test_arrays_may_be_donated_or_deleted_as_soon_as_save_returns(checkpointer, 
     assert raws(found) == raws(expected)
 
 
+@pytest.mark.without_s3("plain Orbax does not read it")
 def test_a_plain_orbax_root_put_in_place_is_not_written_into(checkpointer, run_uri):
     folder = (run_uri / "attempts/1/5").orbax_path()
     ocp.save_checkpointables(folder, {"model": {"w": floats(4)}})
@@ -259,6 +263,7 @@ def test_a_step_that_exists_is_refused_before_anything_is_written(checkpointer, 
     save(checkpointer, 6).wait()
 
 
+@pytest.mark.without_s3("plain Orbax does not read it")
 def test_overwrite_replaces_the_step_and_sets_later_ones_aside(checkpointer, run_uri):
     for step in (3, 6, 9):
         save(checkpointer, step)
@@ -838,9 +843,9 @@ def test_an_item_without_leaves_is_kept(checkpointer, run_uri):
     assert run.manifest(run.step(1)).items == ("meta", "model", "optimizer")
 
 
-@pytest.mark.parametrize("uri", ["memory://runs/run", "s3://bucket/run"])
+@pytest.mark.parametrize("uri", ["memory://runs/run"])
 def test_a_store_that_orbax_does_not_write_is_refused(uri):
-    with pytest.raises(InvalidURIError, match="file:// or gs://"):
+    with pytest.raises(InvalidURIError, match="gs:// or s3://"):
         Checkpointer(uri)
 
 

@@ -75,6 +75,7 @@ def test_another_writer_may_go_on_at_once(parent, root_uri):
     assert [(info.step, info.attempt) for info in child.steps()] == [(3, 1), (4, 2)]
 
 
+@pytest.mark.without_s3("plain Orbax does not read it")
 def test_plain_orbax_reads_the_fork(parent, root_uri):
     from orbax.checkpoint import v1 as ocp
 

@@ -60,6 +60,7 @@ def load(step, target, item="model"):
 # Plain Orbax reads it.
 
 
+@pytest.mark.without_s3("plain Orbax does not read it")
 def test_plain_orbax_loads_a_step_bit_for_bit(save):
     items = state()
     uri = save(**items)
@@ -103,6 +104,7 @@ def test_plain_orbax_loads_numpy_arrays_and_numbers(save_here):
     assert raws(found) == raws(arrays)
 
 
+@pytest.mark.without_s3("plain Orbax does not read it")
 def test_plain_orbax_loads_keys_with_slashes_and_dots(save):
     tree = {
         "model.layers.0.weight": put(floats(8, 4), "fsdp", None),
@@ -128,6 +130,7 @@ def test_an_item_has_any_name_that_orbax_has_a_use_for_or_is_refused_at_once(sav
         save_here(metrics={"a": floats(3)})
 
 
+@pytest.mark.without_s3("plain Orbax does not read it")
 def test_the_legacy_checkpointers_restore_an_item(save):
     """On a bucket, which has no renames, they want a marker in each item that they are given."""
     tree = state()["model"]

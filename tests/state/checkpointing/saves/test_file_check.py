@@ -158,8 +158,8 @@ def kind(name):
 
 
 def is_looked_at(uri, name, damage):
-    """Whether a save sees damage to a file: not to values of the same size, on a disk."""
-    return uri.scheme != "file" or not is_data_file(name) or damage not in OF_ONE_SIZE
+    """Whether a save sees damage to a file: to values of the same size only where GCS lists it."""
+    return uri.scheme == "gs" or not is_data_file(name) or damage not in OF_ONE_SIZE
 
 
 def small(seed):
