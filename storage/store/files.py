@@ -13,7 +13,13 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
 
-from cairn.storage.errors import NotFoundError, StorageError, StoreFullError, translate_error
+from cairn.storage.errors import (
+    NotFoundError,
+    PreconditionFailedError,
+    StorageError,
+    StoreFullError,
+    translate_error,
+)
 from cairn.storage.store.deadlines import call_with_deadline
 from cairn.storage.store.requests import Operation, timed_request
 from cairn.storage.store.uri import StoreURI, check_path
@@ -50,6 +56,7 @@ class FileEntry(NamedTuple):
         crc32c: crc32c of the bytes, eight hexadecimal digits; None if the store has none.
         modified_ns: time of the last modification, in nanoseconds since the epoch, of files on a
             disk; else None.
+        etag: as in `FileStat`, of files in a bucket; else None.
     """
 
     name: str
@@ -57,6 +64,7 @@ class FileEntry(NamedTuple):
     is_dir: bool
     crc32c: str | None = None
     modified_ns: int | None = None
+    etag: str | None = None
 
 
 class FileUsage(NamedTuple):
@@ -79,9 +87,11 @@ class FileWriter(abc.ABC):
     Attributes:
         read_back: after the commit, the crc32c (eight hexadecimal digits) of the bytes as they were
             read back before the rename; None: they were not read back.
+        etag: after the commit, the file's etag; None if the store has none.
     """
 
     read_back: str | None = None
+    etag: str | None = None
 
     @abc.abstractmethod
     def write(self, data: bytes | bytearray | memoryview) -> int:
@@ -211,9 +221,13 @@ class Files(abc.ABC):
         """
         self._checked_folder(rel)
 
-    @abc.abstractmethod
-    def _copy_within(self, source: str, target: "Files", target_rel: str) -> bool:
-        """Copy within the store; return False if the store can't."""
+    def _copy_within(self, source: str, target: "Files", target_rel: str, etag: str | None) -> bool:
+        """Copy within the store; return False if the store can't.
+
+        Raises:
+            PreconditionFailedError: the file's etag is not `etag`.
+        """
+        return False
 
     def exists(self, rel: str) -> bool:
         """Return True if `rel` is a file or a folder that is not empty."""
@@ -223,16 +237,27 @@ class Files(abc.ABC):
             return bool(self.list(rel))
         return True
 
-    def copy(self, rel: str, target: "Files", target_rel: str) -> None:
+    def copy(self, rel: str, target: "Files", target_rel: str, *, etag: str | None = None) -> None:
         """Copy the file `rel` to `target_rel` of `target`, within the store if possible.
+
+        Args:
+            rel: the file.
+            target: where the copy goes.
+            target_rel: its name there.
+            etag: etag that the file must have; None: any.
 
         Raises:
             NotFoundError: there is no such file.
+            PreconditionFailedError: the file has another etag.
             StoreFullError: no space or quota left.
         """
         try:
-            if type(self) is type(target) and self._copy_within(rel, target, target_rel):
+            if type(self) is type(target) and self._copy_within(rel, target, target_rel, etag):
                 return
+            if etag is not None and (stored := self.stat(rel).etag) != etag:
+                raise PreconditionFailedError(
+                    "changed by someone else", path=self.uri / rel, expected=etag, found=stored
+                )
             with self.open_read(rel) as source, target.open_write(target_rel) as sink:
                 while block := source.read(BLOCK_BYTES):
                     sink.write(block)

@@ -1,46 +1,42 @@
-"""Files on Google Cloud Storage: one request per operation, straight to its JSON API.
+"""Files in Google Cloud Storage: ranged reads, checked uploads, copies within the store.
 
-gcsfs carries the requests (credentials, retries, uploads). Listings and stats bypass its filesystem
-layer, which caches them and makes more requests than needed.
+Requests go through gcsfs, listings past its filesystem layer, which would cache them.
 """
 
-import builtins
+import contextlib
 import functools
 from http import HTTPStatus
 from typing import Any, Final
 
-import google_crc32c
 from typing_extensions import override
 
-from cairn.storage.errors import CorruptionError, NotFoundError
-from cairn.storage.store.deadlines import call_with_deadline
+from cairn.storage.errors import NotFoundError
+from cairn.storage.store.deadlines import call_with_deadline, deadline_after
 from cairn.storage.store.files import (
     BLOCK_BYTES,
-    FileEntry,
     Files,
     FileStat,
     FileWriter,
     request,
     translated_errors,
 )
-from cairn.storage.store.files_remote import RemoteFiles, UploadWriter
+from cairn.storage.store.files_bucket import BucketFiles, BucketWriter
 from cairn.storage.store.gcs import crc32c_of, filesystem
-from cairn.storage.store.listings import ListedPage, list_pages
-from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.requests import timed_request
+from cairn.storage.store.uri import StoreURI, check_path
 
 __all__ = ["GcsFiles"]
 
-_RANGE_BYTES: Final = 8 * BLOCK_BYTES
-"""Most bytes per request, so that the answer arrives within the deadline."""
+_DISCARD_SECONDS: Final = 5.0
+"""Most seconds to try to cancel an upload in the store."""
 
 
-class GcsFiles(RemoteFiles):
-    """`Files` of a folder in a bucket."""
+class GcsFiles(BucketFiles):
+    """`Files` of a folder in a bucket of Google's."""
 
-    @override
-    def _connect(self) -> Any:
-        return filesystem(self.uri)
+    def __init__(self, uri: StoreURI) -> None:
+        super().__init__(uri)
+        self._fs = filesystem(uri)
 
     @override
     def stat(self, rel: str) -> FileStat:
@@ -58,37 +54,8 @@ class GcsFiles(RemoteFiles):
         return FileStat(int(metadata["size"]), str(metadata["generation"]), crc32c_of(metadata))
 
     @override
-    def list(self, rel: str = "") -> builtins.list[FileEntry]:
-        prefix = self._prefix(rel)
-        entries = []
-        for page in list_pages(self.uri, prefix, delimiter="/"):
-            entries += [FileEntry(folder[len(prefix) :], 0, True) for folder in page.folders]
-            entries += self._entries(page, prefix)
-        return sorted(entries)
-
-    @override
-    def walk(self, rel: str = "") -> builtins.list[FileEntry]:
-        prefix = self._prefix(rel)
-        return sorted(
-            entry for page in list_pages(self.uri, prefix) for entry in self._entries(page, prefix)
-        )
-
-    @override
-    def read_range(self, rel: str, start: int, end: int) -> bytes:
+    def _read_part(self, rel: str, start: int, end: int) -> bytes:
         path = self._path(rel)
-        if start >= end:
-            self.stat(rel)
-            return b""
-        parts: builtins.list[bytes] = []
-        for low in range(start, end, _RANGE_BYTES):
-            high = min(low + _RANGE_BYTES, end)
-            parts.append(self._part(rel, path, low, high))
-            if len(parts[-1]) < high - low:
-                break
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _part(self, rel: str, path: str, start: int, end: int) -> bytes:
-        """Return the bytes of one range, read with one request."""
         with translated_errors(self.uri / rel, "read"):
             try:
                 return call_with_deadline(
@@ -105,28 +72,22 @@ class GcsFiles(RemoteFiles):
         stream = request(
             "write", self.uri / rel, self._fs.open, self._path(rel), "wb", block_size=BLOCK_BYTES
         )
-        return _CheckedUpload(self, rel, stream)
+        return _Upload(self, rel, stream)
 
     @override
-    def delete_tree(self, rel: str) -> None:
-        objects = ObjectStore.open(self.uri)
-        objects.delete(rel)
-        objects.delete_prefix(f"{rel}/")
-
-    @override
-    def _copy_within(self, source: str, target: Files, target_rel: str) -> bool:
+    def _copy_within(self, source: str, target: Files, target_rel: str, etag: str | None) -> bool:
         if not isinstance(target, GcsFiles):
             return False
         names = (self.uri.bucket, (self.uri / source).path)
         copy = (target.uri.bucket, (target.uri / target_rel).path)
-        query: dict[str, Any] = {}
+        query: dict[str, Any] = {"ifSourceGenerationMatch": etag} if etag is not None else {}
         while True:  # GCS copies a large object to another location in many requests
             rewrite = functools.partial(self._rewritten, names, copy, query)
             with timed_request("copy", self.uri / source):
                 done = call_with_deadline(rewrite, path=self.uri / source)
             if done["done"] is True:
                 return True
-            query = {"rewriteToken": done["rewriteToken"]}
+            query = {**query, "rewriteToken": done["rewriteToken"]}
 
     def _rewritten(
         self, source: tuple[str, str], target: tuple[str, str], query: dict[str, Any]
@@ -146,46 +107,36 @@ class GcsFiles(RemoteFiles):
         )
         return answer
 
-    def _prefix(self, rel: str) -> str:
-        folder = self._checked_folder(rel)
-        path = "/".join(filter(None, (self.uri.path, folder)))
-        return f"{path}/" if path else ""
-
-    @staticmethod
-    def _entries(page: ListedPage, prefix: str) -> builtins.list[FileEntry]:
-        return [
-            FileEntry(item.name[len(prefix) :], item.size, False, item.crc32c)
-            for item in page.objects
-        ]
+    def _path(self, rel: str) -> str:
+        root = (self.uri.bucket, self.uri.path)
+        return "/".join(filter(None, (*root, check_path(rel, within=self.uri))))
 
 
-class _CheckedUpload(UploadWriter):
-    """Upload that compares the checksum which the store computed with its own."""
+class _Upload(BucketWriter):
+    """Upload by gcsfs, whose `close` commits it."""
 
     def __init__(self, files: GcsFiles, rel: str, stream: Any) -> None:
-        super().__init__(stream, files.uri / rel)
-        self._files = files
-        self._rel = rel
-        self._checksum = google_crc32c.Checksum()
-        self._size = 0
+        super().__init__(files, rel)
+        self._stream = stream
+        self._is_over = False
 
     @override
-    def write(self, data: bytes | bytearray | memoryview) -> int:
-        block = data if isinstance(data, bytes) else bytes(data)
-        self._checksum.update(block)
-        self._size += len(block)
-        return super().write(block)
+    def _send(self, data: bytes) -> None:
+        request("write", self._shown, self._stream.write, data)
 
     @override
-    def commit(self) -> None:
-        super().commit()
-        stored = self._files.stat(self._rel)
-        crc = self._checksum.digest().hex()
-        if stored.size != self._size or stored.crc32c not in (None, crc):
-            raise CorruptionError(
-                "the upload arrived damaged",
-                path=self._shown,
-                expected=f"{self._size} bytes, crc32c {crc}",
-                found=f"{stored.size} bytes, crc32c {stored.crc32c}",
-                next_step="Write it again.",
-            )
+    def _finish(self) -> None:
+        request("write", self._shown, self._stream.close)
+        self._is_over = True
+
+    @override
+    def abort(self) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        with contextlib.suppress(Exception), deadline_after(_DISCARD_SECONDS):
+            call_with_deadline(
+                self._stream.discard, path=self._shown
+            )  # if this fails, the store expires it
+        # Otherwise the garbage collector would close the file, which completes its upload.
+        self._stream.closed = True

@@ -220,8 +220,8 @@ class LocalFiles(Files):
             self.sweep(f"{rel}/{name}".removeprefix("/"))
 
     @override
-    def _copy_within(self, source: str, target: Files, target_rel: str) -> bool:
-        if not isinstance(target, LocalFiles):
+    def _copy_within(self, source: str, target: Files, target_rel: str, etag: str | None) -> bool:
+        if not isinstance(target, LocalFiles) or etag is not None:
             return False
         with (
             open(self._opened(source), "rb") as stream,

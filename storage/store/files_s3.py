@@ -5,34 +5,21 @@ where it does not, whoever needs certainty reads the file.
 """
 
 import base64
-import builtins
 import contextlib
-import io
-from typing import Any, BinaryIO, Final, cast
+from http import HTTPStatus
+from typing import Any, Final
 
 import google_crc32c
 from typing_extensions import override
 
-from cairn.storage.errors import CorruptionError, NotFoundError, StoreUnavailableError
+from cairn.storage.errors import NotFoundError, StorageError, StoreUnavailableError
 from cairn.storage.store.deadlines import deadline_after
-from cairn.storage.store.files import (
-    BLOCK_BYTES,
-    FileEntry,
-    Files,
-    FileStat,
-    FileWriter,
-    request,
-    translated_errors,
-)
-from cairn.storage.store.listings import ListedPage, list_pages
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.s3 import call
+from cairn.storage.store.files import Files, FileStat, FileWriter, request, translated_errors
+from cairn.storage.store.files_bucket import BucketFiles, BucketWriter
+from cairn.storage.store.s3 import call, etag_of, status_of
 from cairn.storage.store.uri import StoreURI
 
 __all__ = ["S3Files"]
-
-_RANGE_BYTES: Final = 8 * BLOCK_BYTES
-"""Most bytes per request, so that the answer arrives within the deadline."""
 
 _PART_BYTES: Final = 32 << 20
 """Size in bytes of a part of an upload. All are equal: some stores require it."""
@@ -45,53 +32,19 @@ _DISCARD_SECONDS: Final = 5.0
 _READ_TRIES: Final = 4
 
 
-class S3Files(Files):
-    """`Files` of a folder in a bucket."""
+class S3Files(BucketFiles):
+    """`Files` of a folder in a bucket that speaks S3."""
 
     @override
     def stat(self, rel: str) -> FileStat:
         answer = call(
             "stat", self.uri / rel, "head_object", **self._key(rel), ChecksumMode="ENABLED"
         )
-        return FileStat(int(answer["ContentLength"]), str(answer["ETag"]), _crc32c_of(answer))
+        return FileStat(int(answer["ContentLength"]), etag_of(answer), _crc32c_of(answer))
 
     @override
-    def list(self, rel: str = "") -> builtins.list[FileEntry]:
-        prefix = self._prefix(rel)
-        entries = []
-        for page in list_pages(self.uri, prefix, delimiter="/"):
-            entries += [FileEntry(folder[len(prefix) :], 0, True) for folder in page.folders]
-            entries += self._entries(page, prefix)
-        return sorted(entries)
-
-    @override
-    def walk(self, rel: str = "") -> builtins.list[FileEntry]:
-        prefix = self._prefix(rel)
-        return sorted(
-            entry for page in list_pages(self.uri, prefix) for entry in self._entries(page, prefix)
-        )
-
-    @override
-    def open_read(self, rel: str) -> BinaryIO:
-        size = self.stat(rel).size
-        return cast("BinaryIO", io.BufferedReader(_Stream(self, rel, size), BLOCK_BYTES))
-
-    @override
-    def read_range(self, rel: str, start: int, end: int) -> bytes:
-        if start >= end:
-            self.stat(rel)
-            return b""
-        parts: builtins.list[bytes] = []
-        for low in range(start, end, _RANGE_BYTES):
-            high = min(low + _RANGE_BYTES, end)
-            parts.append(self._part(rel, low, high))
-            if len(parts[-1]) < high - low:
-                break
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _part(self, rel: str, start: int, end: int) -> bytes:
-        """Return the bytes of one range; ask again if the connection is cut in its midst."""
-        for tries_left in reversed(range(_READ_TRIES)):
+    def _read_part(self, rel: str, start: int, end: int) -> bytes:
+        for tries_left in reversed(range(_READ_TRIES)):  # the connection may be cut in its midst
             answer = self._requested(rel, start, end)
             if answer is None:
                 return b""
@@ -108,19 +61,11 @@ class S3Files(Files):
 
     def _requested(self, rel: str, start: int, end: int) -> Any:
         """Request a range; return None if it starts at or after the end of the file."""
-        from botocore.exceptions import ClientError
-
+        part = f"bytes={start}-{end - 1}"
         try:
-            return call(
-                "read",
-                self.uri / rel,
-                "get_object",
-                **self._key(rel),
-                Range=f"bytes={start}-{end - 1}",
-            )
-        except Exception as exc:
-            cause = exc.__cause__
-            if isinstance(cause, ClientError) and cause.response["Error"]["Code"] == "InvalidRange":
+            return call("read", self.uri / rel, "get_object", **self._key(rel), Range=part)
+        except StorageError as exc:
+            if _refusal(exc) == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 return None
             raise
 
@@ -129,122 +74,79 @@ class S3Files(Files):
         return _Upload(self, rel)
 
     @override
-    def delete_tree(self, rel: str) -> None:
-        objects = ObjectStore.open(self.uri)
-        objects.delete(rel)
-        objects.delete_prefix(f"{rel}/")
-
-    @override
-    def _copy_within(self, source: str, target: Files, target_rel: str) -> bool:
+    def _copy_within(self, source: str, target: Files, target_rel: str, etag: str | None) -> bool:
         if not isinstance(target, S3Files):
             return False
-        shown, to = self.uri / source, target._key(target_rel)
-        origin = {"CopySource": self._key(source)}
-        size = self.stat(source).size
-        if size <= _MAX_COPY_BYTES:
-            call("copy", shown, "copy_object", **to, **origin)
-            return True
-        upload = call("copy", shown, "create_multipart_upload", **to)["UploadId"]
+        origin: dict[str, Any] = {"CopySource": self._key(source)}
+        if etag is not None:
+            origin["CopySourceIfMatch"] = etag
+        copy = _Copy(self.uri / source, target._key(target_rel), origin)
+        try:
+            copy.whole()
+        except StorageError as exc:  # what is larger than a request copies has a code in each store
+            if _refusal(exc) is None or (size := self.stat(source).size) <= _MAX_COPY_BYTES:
+                raise
+            copy.in_parts(size)
+        return True
+
+    def _key(self, rel: str) -> dict[str, str]:
+        return {"Bucket": self.uri.bucket, "Key": (self.uri / rel).path}
+
+
+class _Copy:
+    """Copy of an object, made by the store."""
+
+    def __init__(self, shown: StoreURI, to: dict[str, str], origin: dict[str, Any]) -> None:
+        self._shown, self._to, self._origin = shown, to, origin
+
+    def whole(self) -> None:
+        """Copy by one request."""
+        call("copy", self._shown, "copy_object", **self._to, **self._origin)
+
+    def in_parts(self, size: int) -> None:
+        """Copy by one request for each part, as larger objects need."""
+        upload = call("copy", self._shown, "create_multipart_upload", **self._to)["UploadId"]
         try:
             parts = []
             for number, start in enumerate(range(0, size, _COPY_PART_BYTES), 1):
                 stop = min(size, start + _COPY_PART_BYTES)
                 answer = call(
                     "copy",
-                    shown,
+                    self._shown,
                     "upload_part_copy",
-                    **to,
-                    **origin,
+                    **self._to,
+                    **self._origin,
                     UploadId=upload,
                     PartNumber=number,
                     CopySourceRange=f"bytes={start}-{stop - 1}",
                 )
                 parts.append({"PartNumber": number, "ETag": answer["CopyPartResult"]["ETag"]})
-            call(
-                "copy",
-                shown,
-                "complete_multipart_upload",
-                **to,
-                UploadId=upload,
-                MultipartUpload={"Parts": parts},
-            )
+            _complete("copy", self._shown, self._to, upload, parts)
         except BaseException:
-            _abort(shown, to, upload)
+            _abort(self._shown, self._to, upload)
             raise
-        return True
-
-    def _key(self, rel: str) -> dict[str, str]:
-        return {"Bucket": self.uri.bucket, "Key": (self.uri / rel).path}
-
-    def _prefix(self, rel: str) -> str:
-        folder = self._checked_folder(rel)
-        path = "/".join(filter(None, (self.uri.path, folder)))
-        return f"{path}/" if path else ""
-
-    @staticmethod
-    def _entries(page: ListedPage, prefix: str) -> builtins.list[FileEntry]:
-        return [FileEntry(item.name[len(prefix) :], item.size, False) for item in page.objects]
 
 
-class _Stream(io.RawIOBase):
-    """Reads of a file, each of them a request."""
-
-    def __init__(self, files: S3Files, rel: str, size: int) -> None:
-        self._files, self._rel, self._size, self._at = files, rel, size, 0
-
-    @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def seekable(self) -> bool:
-        return True
-
-    @override
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    @override
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        stop = min(self._size, self._at + len(buffer))
-        if self._at >= stop:
-            return 0
-        data = self._files.read_range(self._rel, self._at, stop)
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
-
-
-class _Upload(FileWriter):
+class _Upload(BucketWriter):
     """Upload of a file: one request if it is small, else parts that are completed at once."""
 
     def __init__(self, files: S3Files, rel: str) -> None:
-        self._files, self._rel = files, rel
-        self._shown, self._key = files.uri / rel, files._key(rel)
+        super().__init__(files, rel)
+        self._key = files._key(rel)
         self._buffer = bytearray()
-        self._whole = google_crc32c.Checksum()
-        self._size = 0
         self._upload: str | None = None
         self._parts: list[dict[str, Any]] = []
         self._is_over = False
 
     @override
-    def write(self, data: bytes | bytearray | memoryview) -> int:
-        view = memoryview(data).cast("B")
-        self._size += view.nbytes
-        rest = view
+    def _send(self, data: bytes) -> None:
+        rest = memoryview(data)
         while rest:
             room = _PART_BYTES - len(self._buffer)
             self._buffer += rest[:room]
             rest = rest[room:]
             if len(self._buffer) == _PART_BYTES:
                 self._send_part()
-        return view.nbytes
 
     def _send_part(self) -> None:
         if self._upload is None:
@@ -258,7 +160,7 @@ class _Upload(FileWriter):
             )
             self._upload = answer["UploadId"]
         data, self._buffer = bytes(self._buffer), bytearray()
-        crc = self._encoded(data)
+        crc = _encoded(google_crc32c.Checksum(data))
         number = len(self._parts) + 1
         answer = call(
             "write",
@@ -272,42 +174,19 @@ class _Upload(FileWriter):
         )
         self._parts.append({"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32C": crc})
 
-    def _encoded(self, data: bytes) -> str:
-        """Return the checksum of some bytes in S3's form; add them to that of the whole."""
-        self._whole.update(data)
-        return base64.b64encode(google_crc32c.Checksum(data).digest()).decode()
-
     @override
-    def commit(self) -> None:
+    def _finish(self) -> None:
+        crc = _encoded(self._checksum)
         if self._upload is None:
             data = bytes(self._buffer)
-            crc = self._encoded(data)
             call("write", self._shown, "put_object", **self._key, Body=data, ChecksumCRC32C=crc)
         else:
             if self._buffer:
                 self._send_part()
-            whole = base64.b64encode(self._whole.digest()).decode()
+            whole = {"ChecksumCRC32C": crc, "ChecksumType": "FULL_OBJECT"}
             with contextlib.suppress(NotFoundError):  # completed by a request without an answer
-                call(
-                    "write",
-                    self._shown,
-                    "complete_multipart_upload",
-                    **self._key,
-                    UploadId=self._upload,
-                    MultipartUpload={"Parts": self._parts},
-                    ChecksumCRC32C=whole,
-                    ChecksumType="FULL_OBJECT",
-                )
+                _complete("write", self._shown, self._key, self._upload, self._parts, **whole)
         self._is_over = True
-        stored, crc = self._files.stat(self._rel), self._whole.digest().hex()
-        if stored.size != self._size or stored.crc32c not in (None, crc):
-            raise CorruptionError(
-                "the upload arrived damaged",
-                path=self._shown,
-                expected=f"{self._size} bytes, crc32c {crc}",
-                found=f"{stored.size} bytes, crc32c {stored.crc32c}",
-                next_step="Write it again.",
-            )
 
     @override
     def abort(self) -> None:
@@ -316,10 +195,42 @@ class _Upload(FileWriter):
         self._is_over = True
 
 
+def _complete(
+    operation: Any,
+    shown: StoreURI,
+    key: dict[str, str],
+    upload: str,
+    parts: list[dict[str, Any]],
+    **options: str,
+) -> None:
+    """Make an object of an upload's parts."""
+    joined = {"Parts": parts}
+    call(
+        operation,
+        shown,
+        "complete_multipart_upload",
+        **key,
+        UploadId=upload,
+        MultipartUpload=joined,
+        **options,
+    )
+
+
 def _abort(shown: StoreURI, key: dict[str, str], upload: str) -> None:
     """Give an upload's parts back; if that fails, the bucket's lifecycle rule does."""
     with contextlib.suppress(Exception), deadline_after(_DISCARD_SECONDS):
         call("write", shown, "abort_multipart_upload", **key, UploadId=upload)
+
+
+def _refusal(error: StorageError) -> int | None:
+    """Return the HTTP status of an answer that calls the request itself wrong; else None."""
+    status = status_of(error.__cause__)
+    wrong = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+    return status if status in wrong else None
+
+
+def _encoded(checksum: google_crc32c.Checksum) -> str:
+    return base64.b64encode(checksum.digest()).decode()
 
 
 def _crc32c_of(answer: dict[str, Any]) -> str | None:

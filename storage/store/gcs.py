@@ -13,6 +13,7 @@ from typing import Any
 
 from cairn.storage.store import deadlines
 from cairn.storage.store.files import request, translated_errors
+from cairn.storage.store.listings import ListedObject, ListedPage
 from cairn.storage.store.uri import StoreURI
 
 __all__ = ["bucket_time", "crc32c_of", "filesystem", "list_pages", "set_etils_timeouts"]
@@ -70,19 +71,16 @@ def set_etils_timeouts() -> None:
         )
 
 
-def list_pages(uri: StoreURI, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
-    """Yield the pages of a listing: `items` (name, size, crc32c, generation) and `prefixes`.
-
-    Args:
-        uri: a folder in the bucket, for the bucket's name and for errors.
-        prefix: prefix of the objects' full names in the bucket.
-        options: parameters of the request, such as `delimiter`.
+def list_pages(uri: StoreURI, prefix: str, delimiter: str) -> Iterator[ListedPage]:
+    """Yield the pages of a listing; see `buckets.Bucket`.
 
     Raises:
         StoreUnavailableError: the store gives no answer, or refuses.
     """
     fields = "nextPageToken,prefixes,items(name,size,crc32c,generation)"
-    query: dict[str, Any] = {"prefix": prefix or None, "fields": fields, **options}
+    query: dict[str, Any] = {"prefix": prefix or None, "fields": fields}
+    if delimiter:
+        query["delimiter"] = delimiter
     while True:
         fs = filesystem(uri)
         page = request(
@@ -96,7 +94,16 @@ def list_pages(uri: StoreURI, prefix: str, **options: str) -> Iterator[dict[str,
             maxResults=1000,
             **query,
         )
-        yield page
+        yield ListedPage(
+            [
+                ListedObject(
+                    item["name"], int(item["size"]), str(item["generation"]), crc32c_of(item)
+                )
+                for item in page.get("items", ())
+                if not item["name"].endswith("/")
+            ],
+            [folder.rstrip("/") for folder in page.get("prefixes", ())],
+        )
         if not page.get("nextPageToken"):
             return
         query["pageToken"] = page["nextPageToken"]

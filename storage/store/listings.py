@@ -1,12 +1,9 @@
 """Listings of buckets, in one form for every kind of store."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from cairn.storage.store import gcs, s3
-from cairn.storage.store.uri import StoreURI
-
-__all__ = ["ListedObject", "ListedPage", "list_pages"]
+__all__ = ["ListedObject", "ListedPage"]
 
 
 class ListedObject(NamedTuple):
@@ -35,45 +32,3 @@ class ListedPage(NamedTuple):
 
     objects: Sequence[ListedObject]
     folders: Sequence[str]
-
-
-def list_pages(uri: StoreURI, prefix: str, *, delimiter: str = "") -> Iterator[ListedPage]:
-    """Yield the pages of a listing.
-
-    Args:
-        uri: a folder in the bucket, for the bucket's name and for errors.
-        prefix: prefix of the objects' full names in the bucket.
-        delimiter: "/" lists one folder alone; "" all below it.
-
-    Raises:
-        StoreUnavailableError: the store gives no answer, or refuses.
-    """
-    if uri.scheme == "s3":
-        yield from map(_page_of_s3, s3.list_pages(uri, prefix, delimiter))
-        return
-    for page in gcs.list_pages(uri, prefix, **({"delimiter": delimiter} if delimiter else {})):
-        yield _page_of_gcs(page)
-
-
-def _page_of_gcs(page: dict[str, Any]) -> ListedPage:
-    return ListedPage(
-        [
-            ListedObject(
-                item["name"], int(item["size"]), str(item["generation"]), gcs.crc32c_of(item)
-            )
-            for item in page.get("items", ())
-            if not item["name"].endswith("/")
-        ],
-        [folder.rstrip("/") for folder in page.get("prefixes", ())],
-    )
-
-
-def _page_of_s3(page: dict[str, Any]) -> ListedPage:
-    return ListedPage(
-        [
-            ListedObject(item["Key"], int(item["Size"]), str(item["ETag"]), None)
-            for item in page.get("Contents", ())
-            if not item["Key"].endswith("/")
-        ],
-        [folder["Prefix"].rstrip("/") for folder in page.get("CommonPrefixes", ())],
-    )

@@ -32,6 +32,7 @@ from cairn.storage.errors import (
 )
 from cairn.storage.store import bounds
 from cairn.storage.store.bounds import Oversized, bound_of, check_writable
+from cairn.storage.store.buckets import bucket_driver
 from cairn.storage.store.deadlines import Progress, no_answer_error, set_outcome, wait_for
 from cairn.storage.store.disk.confinement import (
     HAS_PATH_HANDLES,
@@ -45,7 +46,7 @@ from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX, remove_stale_lock
 from cairn.storage.store.files import translated_errors
 from cairn.storage.store.files_local import LocalFiles
 from cairn.storage.store.graves import GRAVE, is_grave, may_be_grave
-from cairn.storage.store.listings import ListedObject, ListedPage, list_pages
+from cairn.storage.store.listings import ListedObject, ListedPage
 from cairn.storage.store.requests import Operation, timed_request
 from cairn.storage.store.uri import Confinement, StoreURI, check_path, parse_uri, s3_endpoint
 
@@ -470,7 +471,7 @@ class ObjectStore:
             graves: whether to list graves, too.
         """
         root = f"{self.uri.path}/" if self.uri.path else ""
-        for page in list_pages(self.uri, f"{root}{prefix}", delimiter=delimiter):
+        for page in bucket_driver(self.uri).list_pages(self.uri, f"{root}{prefix}", delimiter):
             below = [item._replace(name=item.name[len(root) :]) for item in page.objects]
             for item in below:
                 self._note_size(item.name, item.size)
@@ -552,6 +553,12 @@ class ObjectStore:
         check_writable(self._checked(key), len(value))
         future = self._kv.write(key, value)
         return lambda: bytes(self._wait("write", future, key).generation)
+
+    def etag_of(self, generation: bytes) -> str | None:
+        """Return the etag of the stored value with this generation; None if the store has none."""
+        if self.uri.scheme != "s3":
+            return None
+        return generation.decode().strip("\0")  # TensorStore's mark of a generation that is a text
 
     def write_if(
         self,

@@ -5,7 +5,7 @@ import os
 from cairn.storage.store.files import Files
 from cairn.storage.store.files_gcs import GcsFiles
 from cairn.storage.store.files_local import LocalFiles
-from cairn.storage.store.files_remote import RemoteFiles
+from cairn.storage.store.files_memory import MemoryFiles
 from cairn.storage.store.files_s3 import S3Files
 from cairn.storage.store.uri import StoreURI, parse_uri
 
@@ -27,5 +27,5 @@ def open_files(uri: StoreURI | str | os.PathLike[str]) -> Files:
             return GcsFiles(parsed)
         case "s3":
             return S3Files(parsed)
-        case _:
-            return RemoteFiles(parsed)
+        case "memory":
+            return MemoryFiles(parsed)

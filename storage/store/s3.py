@@ -7,17 +7,18 @@ instance metadata. The endpoint is that of `s3_endpoint`, for TensorStore's requ
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.store import deadlines
 from cairn.storage.store.files import request, translated_errors
+from cairn.storage.store.listings import ListedObject, ListedPage
 from cairn.storage.store.requests import Operation
 from cairn.storage.store.uri import StoreURI, s3_endpoint, s3_region
 
-__all__ = ["bucket_time", "call", "list_pages"]
+__all__ = ["bucket_time", "call", "etag_of", "list_pages", "status_of"]
 
 _CONNECT_SECONDS: Final = 20.0
 _ATTEMPTS: Final = 9
@@ -81,13 +82,8 @@ def _connected(endpoint: str | None, region: str, profile: str | None) -> Any:
     )
 
 
-def list_pages(uri: StoreURI, prefix: str, delimiter: str) -> Iterator[dict[str, Any]]:
-    """Yield the pages of a listing, as S3 answers.
-
-    Args:
-        uri: a folder in the bucket, for the bucket's name and for errors.
-        prefix: prefix of the objects' full names in the bucket.
-        delimiter: "/" or "".
+def list_pages(uri: StoreURI, prefix: str, delimiter: str) -> Iterator[ListedPage]:
+    """Yield the pages of a listing; see `buckets.Bucket`.
 
     Raises:
         StoreUnavailableError: the store gives no answer, or refuses.
@@ -95,10 +91,29 @@ def list_pages(uri: StoreURI, prefix: str, delimiter: str) -> Iterator[dict[str,
     query: dict[str, Any] = {"Bucket": uri.bucket, "Prefix": prefix, "Delimiter": delimiter}
     while True:
         page = call("list", uri, "list_objects_v2", **query)
-        yield page
+        yield ListedPage(
+            [
+                ListedObject(item["Key"], int(item["Size"]), etag_of(item), None)
+                for item in page.get("Contents", ())
+                if not item["Key"].endswith("/")
+            ],
+            [folder["Prefix"].rstrip("/") for folder in page.get("CommonPrefixes", ())],
+        )
         if not page.get("IsTruncated"):
             return
         query["ContinuationToken"] = page["NextContinuationToken"]
+
+
+def etag_of(answer: Mapping[str, Any]) -> str:
+    """Return the ETag in an answer, in quotes: some stores list it without."""
+    return f'"{str(answer["ETag"]).strip(chr(34))}"'
+
+
+def status_of(error: BaseException | None) -> int | None:
+    """Return the HTTP status in an error of botocore; None if there was no answer."""
+    answer = getattr(error, "response", None) or {}
+    status: int | None = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status
 
 
 def bucket_time(uri: StoreURI) -> float:

@@ -5,7 +5,7 @@ import secrets
 from typing import Final
 
 from cairn.storage.errors import translate_error
-from cairn.storage.store import gcs, s3
+from cairn.storage.store.buckets import bucket_driver
 from cairn.storage.store.clock import Clock, utc_now
 from cairn.storage.store.uri import StoreURI
 from cairn.storage.store_checks.record import probe_name
@@ -36,12 +36,10 @@ def seconds_ahead(folder: StoreURI, *, clock: Clock = utc_now) -> float | None:
     match folder.scheme:
         case "file":
             store_time, precision = _time_of_disk(folder), 0.0
-        case "gs":
-            store_time, precision = gcs.bucket_time(folder), _TOLD_EACH
-        case "s3":
-            store_time, precision = s3.bucket_time(folder), _TOLD_EACH
-        case _:
+        case "memory":
             return None
+        case _:
+            store_time, precision = bucket_driver(folder).bucket_time(folder), _TOLD_EACH
     after = clock().timestamp()
     if before > store_time + precision:
         return before - store_time - precision

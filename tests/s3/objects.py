@@ -23,6 +23,7 @@ from tests.gcs.wire import Body, Request, Response
 from tests.s3.errors import PreconditionFailedError, S3Error
 
 MAX_KEY_BYTES = 1024
+MAX_COPY_BYTES = 5 << 30
 CHECKSUM = "x-amz-checksum-crc32c"
 
 
@@ -244,8 +245,8 @@ def copy(service: Service, request: Request) -> Response:
     bucket_name, key = source_of(request)
     source_bucket = service.store.bucket(bucket_name)
     source = source_bucket.get(key)
-    if source.size > 5 << 30:
-        raise S3Error(400, "InvalidRequest", "the copy source is larger than 5368709120 bytes")
+    if source.size > MAX_COPY_BYTES:
+        raise S3Error(400, "InvalidRequest", f"expected at most {MAX_COPY_BYTES} bytes")
     Matches.parse(request.headers, "x-amz-copy-source-").check_read(source)
     stored = service.store.bucket(request.bucket).link(
         source,

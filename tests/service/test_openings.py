@@ -258,11 +258,8 @@ OPENINGS: Final = {
         "forget_cached: open_files": CONFINED,
         "read_files: open_files": CONFINED,
     },
-    "storage/store/files_gcs.py": {
-        "GcsFiles.delete_tree: ObjectStore.open": CONFINED,
-    },
-    "storage/store/files_s3.py": {
-        "S3Files.delete_tree: ObjectStore.open": CONFINED,
+    "storage/store/files_bucket.py": {
+        "BucketFiles.delete_tree: ObjectStore.open": CONFINED,
     },
     "storage/store/files_local.py": {
         "LocalFiles.list: os.scandir": JUDGES,

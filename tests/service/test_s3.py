@@ -16,7 +16,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:Depreca
 def test_saved_loaded_promoted_forked_exported_and_deleted(s3, tmp_path):
     root = f"{s3.bucket_uri}/store"
     made = make_run(root)
-    copied = [one.name for one in s3.server.requests if one.operation.endswith(".copy")]
+    requests = [one for one in s3.server.requests if one.bucket == s3.bucket]
+    copied = [one.name for one in requests if one.operation.endswith(".copy")]
     assert copied == [], "Orbax commits by a file, not by a rename"
 
     with serving(root, tmp_path / "data") as http:

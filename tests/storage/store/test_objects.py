@@ -421,6 +421,7 @@ def test_importing_storage_loads_no_array_framework():
         "cairn.storage.store.objects",
         "cairn.storage.store.files",
         "cairn.storage.store.files_gcs",
+        "cairn.storage.store.files_s3",
         "cairn.storage.runs.records.layout",
         "cairn.storage.runs.records.manifest",
         "cairn.storage.runs.records.attempts",

@@ -6,6 +6,7 @@ from orbax.checkpoint._src.serialization import tensorstore_utils
 from cairn import CorruptionError, ObjectStore, PreconditionFailedError, StoreUnavailableError
 from cairn.storage.store import files_s3
 from cairn.storage.store.open_files import open_files
+from tests.s3 import objects as served_objects
 
 
 def test_plain_orbax_can_not_read_arrays_in_s3():
@@ -46,6 +47,19 @@ def test_a_write_whose_answer_was_lost_finds_its_own_bytes(s3):
         objects.write_if("a.json", b"[]", generation=None)
 
 
+@pytest.mark.parametrize("nbytes", [10, 6 << 20])
+def test_a_copy_is_refused_once_the_file_has_another_etag(s3, nbytes):
+    objects, files = ObjectStore.open(s3.bucket_uri), open_files(s3.bucket_uri)
+    etag = objects.etag_of(objects.start_write("a", bytes(nbytes))())
+    assert etag == files.stat("a").etag == files.list()[0].etag
+    files.copy("a", files, "b", etag=etag)
+    assert files.read_range("b", 0, 2 * nbytes) == bytes(nbytes)
+    objects.write("a", bytes(nbytes - 1) + b"1")
+    with pytest.raises(PreconditionFailedError):
+        files.copy("a", files, "c", etag=etag)
+    assert s3.names() == ["a", "b"]
+
+
 def test_who_is_not_let_in_is_told_so(s3):
     for operation, call in {
         "objects.list": lambda: open_files(s3.bucket_uri).list(),
@@ -61,6 +75,7 @@ def small_parts(monkeypatch):
     """Files of some MB have several parts, and are copied in parts."""
     monkeypatch.setattr(files_s3, "_PART_BYTES", 5 << 20)
     monkeypatch.setattr(files_s3, "_MAX_COPY_BYTES", 6 << 20)
+    monkeypatch.setattr(served_objects, "MAX_COPY_BYTES", 6 << 20)
     monkeypatch.setattr(files_s3, "_COPY_PART_BYTES", 6 << 20)
 
 
@@ -81,7 +96,7 @@ def test_a_large_file_goes_in_parts_and_is_copied_in_parts(s3):
     for name in ("a/large", "b/copy"):
         assert open_files(s3.bucket_uri).read_range(name, 0, 2 * len(DATA)) == DATA
     assert files.stat("large").crc32c is not None
-    assert [len(served(s3, one)) for one in ("objects.copy", "uploads.copy")] == [0, 2]
+    assert [len(served(s3, one)) for one in ("objects.copy", "uploads.copy")] == [1, 2]
 
 
 @pytest.mark.usefixtures("small_parts")
