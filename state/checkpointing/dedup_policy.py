@@ -21,9 +21,9 @@ class DedupPolicy:
             next step writes the values again. 1 shares nothing; None sets no limit.
         max_hours: maximum age of a shared file, in hours; after that the next save writes the
             values again. None sets no limit.
-        verify_hours: hours after which a file on a disk, if not written or read since, is read and
-            verified before another step shares it. An object store that returns the checksum of a
-            copy needs no read: each save compares the checksum.
+        verify_hours: hours after which a file, if not written or read since, is read and verified
+            before another step shares it. Google Cloud Storage, which lists the checksum of a copy,
+            needs no read: each save compares the checksum.
 
     Raises:
         PolicyError: a limit is no number, or not above 0; all such limits are listed.

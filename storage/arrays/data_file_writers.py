@@ -102,8 +102,10 @@ class DataFileWriter(Protocol):
 
     def write(
         self, name: str, pieces: FileContents, content: ContentSum, expected: int = 0
-    ) -> "Future[None]":
+    ) -> "Future[str | None]":
         """Write a new file; the returned future is done once the file is durable.
+
+        The future's result is the file's etag; None if the store has none.
 
         Args:
             name: name of the file in the folder.
@@ -180,7 +182,7 @@ class _DiskWriter:
 
     def write(
         self, name: str, pieces: FileContents, content: ContentSum, expected: int = 0
-    ) -> "Future[None]":
+    ) -> "Future[str | None]":
         path = os.path.join(self._folder, name)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         try:
@@ -219,17 +221,22 @@ class _ObjectWriter:
 
     def write(
         self, name: str, pieces: FileContents, content: ContentSum, expected: int = 0
-    ) -> "Future[None]":
+    ) -> "Future[str | None]":
         with contextlib.ExitStack() as stack:
             stack.enter_context(_reserved(self._uploads, _COPIES_OF_AN_OBJECT * expected))
             value = [_assemble(pieces, content, expected)]
             stack.enter_context(self._window.slot())
             answer = self._handing_over.submit(self._hand_over, name, value).result()
-            return self._sending.submit(_await_answer, answer, stack.pop_all())
+            return self._sending.submit(self._await_answer, answer, stack.pop_all())
 
     def _hand_over(self, name: str, value: list[bytearray]) -> Callable[[], bytes]:
         """Pass the value to the client, which copies it, and drop our last reference to it."""
         return self._objects.start_write(name, value.pop())
+
+    def _await_answer(self, answer: Callable[[], bytes], stack: contextlib.ExitStack) -> str | None:
+        """Wait for the store's answer, then release the upload's memory and slot."""
+        with stack:
+            return self._objects.etag_of(answer())
 
     def close(self) -> None:
         self._handing_over.shutdown()
@@ -252,24 +259,18 @@ class _UploadWriter:
 
     def write(
         self, name: str, pieces: FileContents, content: ContentSum, expected: int = 0
-    ) -> "Future[None]":
+    ) -> "Future[str | None]":
         needed = min(_BLOCKS_OF_A_STREAM * BLOCK_BYTES, _COPIES_OF_AN_OBJECT * expected)
         with _reserved(self._uploads, needed), self._files.open_write(name) as upload:
             for block in _blocks(pieces):
                 content.update(block)
                 upload.write(block)
-        done: Future[None] = Future()
-        done.set_result(None)
+        done: Future[str | None] = Future()
+        done.set_result(upload.etag)
         return done
 
     def close(self) -> None:
         """Do nothing: there are no threads."""
-
-
-def _await_answer(answer: Callable[[], bytes], stack: contextlib.ExitStack) -> None:
-    """Wait for the store's answer, then release the upload's memory and slot."""
-    with stack:
-        answer()
 
 
 def _next_size(pieces: FileContents, memory: memoryview | None = None) -> int | None:
@@ -415,10 +416,12 @@ def _filled_buffers(pieces: FileContents, memory: memoryview, content: ContentSu
         yield filled
 
 
-def _sync_and_close(descriptor: int, path: str) -> None:
+def _sync_and_close(descriptor: int, path: str) -> str | None:
+    """Sync a file and close it; return None, as a disk has no etags."""
     try:
         os.fsync(descriptor)
     except OSError as exc:
         raise OSError(exc.errno, exc.strerror, path) from exc
     finally:
         os.close(descriptor)
+    return None

@@ -175,12 +175,14 @@ class WrittenFile(NamedTuple):
         refs: location of each value, by the shard's key.
         boxes: the leaf's path and the chunks' digests, by the shard's key.
         fingerprints: the chunks' fingerprints, by the key of each shard marked `fingerprinted`.
+        etag: the file's etag in the store; None if it has none.
     """
 
     record: StoredFile
     refs: dict[bytes, ValueRef]
     boxes: dict[bytes, tuple[str, DigestedBox]]
     fingerprints: dict[bytes, Fingerprints]
+    etag: str | None = None
 
 
 def write_data_files(
@@ -202,7 +204,7 @@ def write_data_files(
     jobs: queue.SimpleQueue[list[ShardToWrite]] = queue.SimpleQueue()
     for batch in _batches(shards, sink.file_bytes):
         jobs.put(batch)
-    written: list[tuple[WrittenFile, Future[None]]] = []
+    written: list[tuple[WrittenFile, Future[str | None]]] = []
     failed = threading.Event()
 
     def work() -> None:
@@ -219,11 +221,10 @@ def write_data_files(
 
     with ThreadPoolExecutor(sink.writers, thread_name_prefix="cairn-write") as pool:
         workers = [pool.submit(work) for _ in range(min(sink.writers, max(1, jobs.qsize())))]
-    durable = [future for _, future in written]
-    wait(durable)
-    for future in (*workers, *durable):
-        future.result()
-    return [file for file, _ in written]
+    wait([future for _, future in written])
+    for worker in workers:
+        worker.result()
+    return [file._replace(etag=future.result()) for file, future in written]
 
 
 def _batches(shards: Iterable[ShardToWrite], limit: int) -> Iterator[list[ShardToWrite]]:
@@ -242,7 +243,7 @@ def _batches(shards: Iterable[ShardToWrite], limit: int) -> Iterator[list[ShardT
 
 def _write_file(
     sink: DataFileWriter, batch: list[ShardToWrite]
-) -> tuple[WrittenFile, "Future[None]"]:
+) -> tuple[WrittenFile, "Future[str | None]"]:
     name = f"{DATA_FOLDER}/{secrets.token_hex(16)}"
     refs: dict[bytes, ValueRef] = {}
     boxes: dict[bytes, tuple[str, DigestedBox]] = {}

@@ -19,7 +19,7 @@ from cairn.storage.arrays.data_files import (
     Compression,
     Fingerprints,
     ShardToWrite,
-    StoredFile,
+    WrittenFile,
     has_fingerprints,
 )
 from cairn.storage.arrays.ocdbt import is_data_file
@@ -219,7 +219,7 @@ class Dedup:
         """
         self._saved, self._leaves, self._digests = None, {}, {}
 
-    def written(self, folder: StoreURI, files: Iterable[StoredFile]) -> dict[str, DedupFile]:
+    def written(self, folder: StoreURI, files: Iterable[WrittenFile]) -> dict[str, DedupFile]:
         """Return files that were just written into the database in `folder`, by name."""
         return new_files(folder, files, self._clock())
 

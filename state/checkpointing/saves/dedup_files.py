@@ -2,8 +2,9 @@
 
 A file is linked first and then checked in the new step's folder, where no one else touches it. On a
 disk its size must match; it is read and verified if it was modified, replaced, or not read for
-long. In an object store, size and checksum of the copy must match. A damaged link is removed, and
-the caller writes the values again, from memory. See ADR 12.
+long. In a bucket, size and checksum of the copy must match. Stores that speak S3 list no checksum:
+they copy a file only if it has the ETag with which it was written, and it is read as on a disk. A
+damaged link is removed, and the caller writes the values again, from memory. See ADR 12.
 """
 
 import contextlib
@@ -15,9 +16,9 @@ from typing import Final, NamedTuple, TypeVar
 
 from cairn.state.checkpointing.dedup_policy import DedupPolicy
 from cairn.state.checkpointing.saves.save_metrics import record_damage, record_dedup
-from cairn.storage.arrays.data_files import StoredFile
+from cairn.storage.arrays.data_files import StoredFile, WrittenFile
 from cairn.storage.arrays.ocdbt import DATA_FOLDER
-from cairn.storage.errors import StorageError
+from cairn.storage.errors import PreconditionFailedError, StorageError
 from cairn.storage.store.file_checksums import read_files
 from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI
@@ -50,14 +51,15 @@ class DedupFile(NamedTuple):
         written: time when it was written.
         seen: time when its bytes were last written or verified.
         steps: number of steps that have it.
-        mark: version of the file on a disk, which shows modifications; None in an object store.
+        mark: version of the file, which shows modifications: on a disk its own, in a bucket without
+            checksums the etag; None where the store lists a checksum.
     """
 
     record: StoredFile
     written: datetime
     seen: datetime
     steps: int
-    mark: _Mark | None
+    mark: _Mark | str | None
 
 
 class _ListedFile(NamedTuple):
@@ -65,16 +67,19 @@ class _ListedFile(NamedTuple):
 
     size: int
     crc32c: str | None
-    mark: _Mark | None
+    mark: _Mark | str | None
 
 
-def new_files(folder: StoreURI, files: Iterable[StoredFile], now: datetime) -> dict[str, DedupFile]:
+def new_files(
+    folder: StoreURI, files: Iterable[WrittenFile], now: datetime
+) -> dict[str, DedupFile]:
     """Return files that were just written into the database in `folder`, by name."""
     new = {}
     for file in files:
-        status = _stat(folder, file.name) if folder.scheme == "file" else None
-        mark = None if status is None else status.mark
-        new[file.name] = DedupFile(file, written=now, seen=now, steps=1, mark=mark)
+        mark: _Mark | str | None = file.etag
+        if folder.scheme == "file" and (status := _stat(folder, file.record.name)) is not None:
+            mark = status.mark
+        new[file.record.name] = DedupFile(file.record, written=now, seen=now, steps=1, mark=mark)
     return new
 
 
@@ -108,7 +113,7 @@ def link_files(
     ]
     if not names:
         return {}
-    link = _hard_link(source, target) if target.scheme == "file" else _copy(source, target)
+    link = _hard_link(source, target) if target.scheme == "file" else _copy(source, target, files)
     done = _each(link, names, _LINKS_AT_ONCE)
     linked = [name for name in names if done[name]]
     shown = _listed_files(target, linked)
@@ -120,10 +125,11 @@ def link_files(
             problems[name] = "nothing"
         elif listed.size != file.record.size or listed.crc32c not in (None, file.record.crc32c):
             problems[name] = _text(listed.size, listed.crc32c)
-        elif listed.crc32c is None and (
-            listed.mark != file.mark or policy.must_verify(seen=file.seen, now=now)
-        ):
-            due.append(name)
+        elif listed.crc32c is None:
+            is_disk = isinstance(listed.mark, _Mark)
+            is_proved = listed.mark == file.mark if is_disk else file.mark is not None
+            if not is_proved or policy.must_verify(seen=file.seen, now=now):
+                due.append(name)
     problems |= _each(lambda name: _read_problem(target, files[name].record), due, _READS_AT_ONCE)
     sound = {}
     for name in linked:
@@ -164,14 +170,23 @@ def _hard_link(source: StoreURI, target: StoreURI) -> Callable[[str], bool]:
     return link
 
 
-def _copy(source: StoreURI, target: StoreURI) -> Callable[[str], bool]:
+def _copy(
+    source: StoreURI, target: StoreURI, files: Mapping[str, DedupFile]
+) -> Callable[[str], bool]:
     origin, goal = open_files(source), open_files(target)
 
     def copy(name: str) -> bool:
-        with contextlib.suppress(StorageError):
-            origin.copy(name, goal, name)
-            return True
-        return False
+        record, mark = files[name].record, files[name].mark
+        etag = mark if isinstance(mark, str) else None
+        try:
+            origin.copy(name, goal, name, etag=etag)
+        except PreconditionFailedError:
+            expected = f"{_text(record.size, record.crc32c)}, ETag {etag}"
+            record_damage(source / name, expected=expected, found="another ETag")
+            return False
+        except StorageError:
+            return False
+        return True
 
     return copy
 
@@ -182,7 +197,9 @@ def _listed_files(folder: StoreURI, names: Iterable[str]) -> dict[str, _ListedFi
         files = {name: _stat(folder, name) for name in names}
         return {name: file for name, file in files.items() if file is not None}
     return {
-        f"{DATA_FOLDER}/{entry.name}": _ListedFile(entry.size, entry.crc32c, None)
+        f"{DATA_FOLDER}/{entry.name}": _ListedFile(
+            entry.size, entry.crc32c, entry.etag if entry.crc32c is None else None
+        )
         for entry in open_files(folder).walk(DATA_FOLDER)
     }
 

@@ -177,7 +177,7 @@ def _write_tree(folder: StoreURI, tree: HostTree) -> WrittenTree:
                         for file in written
                         for key, (path, box) in file.boxes.items()
                     }
-                    data_files |= tree.dedup.written(database, (file.record for file in written))
+                    data_files |= tree.dedup.written(database, written)
                 del reused, shards
         finally:
             sink.close()

@@ -32,7 +32,7 @@ from tests.faults.report import is_long
 from tests.state.seams import dedup, packed_shape, unpack
 from tests.storage.arrays.test_fingerprints import cancelling_sign_changes, with_signs_changed
 from tests.storage.states import abstract, assert_same, floats, put
-from tests.stores import STORES, WITHOUT_S3
+from tests.stores import BUCKETS, STORES, WITHOUT_S3
 
 KIB = 1024
 
@@ -224,7 +224,7 @@ def damage(uri, name, how, *, quietly=False):
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-@pytest.mark.parametrize("some_root_uri", WITHOUT_S3, indirect=True)  # it lists no checksums
+@pytest.mark.parametrize("some_root_uri", ["file", *BUCKETS], indirect=True)
 @pytest.mark.parametrize(("arrays", "how"), [("the same", flipped), ("new", cut_short)])
 def test_values_of_a_damaged_file_are_written_anew_by_the_next_save(
     checkpointer, some_root_uri, how, arrays, caplog
