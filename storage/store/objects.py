@@ -30,7 +30,7 @@ from cairn.storage.errors import (
     translate_error,
     unconfirmed_change,
 )
-from cairn.storage.store import bounds
+from cairn.storage.store import bounds, s3
 from cairn.storage.store.bounds import Oversized, bound_of, check_writable
 from cairn.storage.store.buckets import bucket_driver
 from cairn.storage.store.deadlines import Progress, no_answer_error, set_outcome, wait_for
@@ -175,6 +175,8 @@ class ObjectStore:
         self._is_confined = (
             HAS_PATH_HANDLES and uri.scheme == "file" and uri.confinement is not None
         )
+        if uri.scheme == "s3":
+            s3.check_installed()
         spec = uri.kvstore_spec()
         context = long_retry_context() if patient else store_context()
         try:

@@ -18,12 +18,30 @@ from cairn.storage.store.listings import ListedObject, ListedPage
 from cairn.storage.store.requests import Operation
 from cairn.storage.store.uri import StoreURI, s3_endpoint, s3_region
 
-__all__ = ["bucket_time", "call", "etag_of", "list_pages", "status_of"]
+__all__ = ["bucket_time", "call", "check_installed", "etag_of", "list_pages", "status_of"]
 
 _CONNECT_SECONDS: Final = 20.0
 _ATTEMPTS: Final = 9
 _CONNECTIONS: Final = 64
 _connect_lock = threading.Lock()
+
+
+@functools.cache
+def check_installed() -> None:
+    """Check that the extra `s3` is installed, before a request of TensorStore's, which needs none.
+
+    Raises:
+        StoreUnavailableError: botocore is not installed.
+    """
+    try:
+        import botocore  # noqa: F401
+    except ImportError as exc:
+        raise StoreUnavailableError(
+            "no way to speak to this store",
+            expected="the package botocore",
+            found=str(exc),
+            next_step="Install it: pip install 'cairn-checkpoints[s3]'.",
+        ) from exc
 
 
 def call(operation: Operation, path: object, method: str, /, **parameters: Any) -> Any:
@@ -49,22 +67,16 @@ def client(path: object) -> Any:
     Raises:
         StoreUnavailableError: botocore is not installed, or can't begin.
     """
+    check_installed()
     with _connect_lock, translated_errors(path):
         return _connected(s3_endpoint(), s3_region(), os.environ.get("AWS_PROFILE"))
 
 
 @functools.lru_cache(maxsize=8)
 def _connected(endpoint: str | None, region: str, profile: str | None) -> Any:
-    try:
-        from botocore.config import Config
-        from botocore.session import Session
-    except ImportError as exc:
-        raise StoreUnavailableError(
-            "no way to speak to this store",
-            expected="the package botocore",
-            found=str(exc),
-            next_step="Install it: pip install 'cairn-checkpoints[s3]'.",
-        ) from exc
+    from botocore.config import Config
+    from botocore.session import Session
+
     config = Config(
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=deadlines.DEADLINE_SECONDS,

@@ -138,6 +138,9 @@ class StoreURI:
                 return {"driver": "gcs", "bucket": self.bucket, "path": folder}
             case "s3":
                 spec: dict[str, Any] = {"driver": "s3", "bucket": self.bucket, "path": folder}
+                # Otherwise a request asks for the condition before the one that writes under it,
+                # which would hide from the probe that a store ignores conditions.
+                spec["use_conditional_write"] = True
                 if endpoint := s3_endpoint():
                     spec |= {"endpoint": endpoint, "aws_region": s3_region()}
                 if os.environ.get("AWS_ACCESS_KEY_ID"):

@@ -70,9 +70,9 @@ def closure(name, extras):
 def test_all_that_the_image_would_install_is_pinned_and_none_of_it_trains():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower().splitlines()
     pinned = {canonicalize_name(line.split("==")[0]) for line in lines if "==" in line}
-    installed = closure("cairn-checkpoints", ["server", "postgres"]) - {"cairn-checkpoints"}
+    installed = closure("cairn-checkpoints", ["server", "postgres", "s3"]) - {"cairn-checkpoints"}
     assert installed - pinned == set()
-    assert {"dbos", "fastapi", "psycopg", "tensorstore"} <= installed
+    assert {"botocore", "dbos", "fastapi", "psycopg", "tensorstore"} <= installed
     assert not set(TRAINING) & installed
 
 

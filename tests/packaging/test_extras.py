@@ -158,6 +158,11 @@ def test_a_command_that_needs_an_extra_says_which_in_a_line(arguments, extra, tm
     assert line.endswith(f"Install it: pip install 'cairn-checkpoints[{extra}]'")
 
 
+def test_a_run_in_s3_without_its_extra_says_so_before_any_request():
+    done = run(without(["botocore"], "from cairn import Run\nRun.create('s3://bucket/run')\n"))
+    assert done.stderr.splitlines()[-1].endswith("Install it: pip install 'cairn-checkpoints[s3]'.")
+
+
 def test_a_module_that_no_extra_brings_is_reported_as_python_does():
     done = run(without(["scipy", "google_auth", "pydantic"], "from cairn import Run\n"))
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'pydantic'"

@@ -20,6 +20,16 @@ def served(s3, operation):
     ]
 
 
+def test_the_store_itself_is_asked_for_a_condition_by_one_request(s3):
+    objects = ObjectStore.open(s3.bucket_uri)
+    generation = objects.write_if("a.json", b"{}", generation=None)
+    assert objects.refuses_write("a.json", b"[]", generation=None)
+    objects.write_if("a.json", b"[1]", generation=generation)
+    assert objects.refuses_write("a.json", b"[]", generation=generation)
+    asked = [one.operation for one in s3.server.requests if one.bucket == s3.bucket]
+    assert asked == 4 * ["objects.put"]
+
+
 @pytest.mark.parametrize("status", [409, 429, 500, 503])
 def test_a_refusal_that_passes_is_asked_again(s3, status):
     objects, files = ObjectStore.open(s3.bucket_uri), open_files(s3.bucket_uri)
