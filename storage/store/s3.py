@@ -18,7 +18,16 @@ from cairn.storage.store.listings import ListedObject, ListedPage
 from cairn.storage.store.requests import Operation
 from cairn.storage.store.uri import StoreURI, s3_endpoint, s3_region
 
-__all__ = ["bucket_time", "call", "check_installed", "etag_of", "list_pages", "status_of"]
+__all__ = [
+    "bucket_settings",
+    "bucket_time",
+    "call",
+    "check_installed",
+    "credentials_text",
+    "etag_of",
+    "list_pages",
+    "status_of",
+]
 
 _CONNECT_SECONDS: Final = 20.0
 _ATTEMPTS: Final = 9
@@ -126,6 +135,41 @@ def status_of(error: BaseException | None) -> int | None:
     answer = getattr(error, "response", None) or {}
     status: int | None = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
     return status
+
+
+def credentials_text(path: object) -> str | None:
+    """Return where the credentials are from, and the end of the key's id; None if there are none.
+
+    Raises:
+        StoreUnavailableError: botocore is not installed, or can't begin.
+    """
+    check_installed()
+    from botocore.session import Session
+
+    with translated_errors(path):
+        credentials = Session(profile=os.environ.get("AWS_PROFILE")).get_credentials()
+        if credentials is None:
+            return None
+        frozen = credentials.get_frozen_credentials()
+        return f"{credentials.method}, key ...{str(frozen.access_key)[-4:]}"
+
+
+_SETTINGS: Final = {
+    "versioning": "get_bucket_versioning",
+    "object_lock": "get_object_lock_configuration",
+    "lifecycle": "get_bucket_lifecycle_configuration",
+}
+
+
+def bucket_settings(uri: StoreURI, name: str) -> dict[str, Any]:
+    """Return a bucket's `versioning`, `object_lock` or `lifecycle`, as botocore does.
+
+    Raises:
+        NotFoundError: the bucket has none.
+        StoreUnavailableError: the store gives no answer, or refuses.
+    """
+    answer: dict[str, Any] = call("stat", uri, _SETTINGS[name], Bucket=uri.bucket)
+    return {key: value for key, value in answer.items() if key != "ResponseMetadata"}
 
 
 def bucket_time(uri: StoreURI) -> float:

@@ -282,6 +282,15 @@ def _parse_rest(scheme: Scheme, rest: str, plain: str) -> StoreURI:
             found=repr(bucket),
             next_step="Check the slashes and the name.",
         )
+    if scheme == "s3" and bucket.endswith("--x-s3"):
+        raise InvalidURIError(
+            "a directory bucket of S3",
+            path=repr(plain),
+            expected="a general purpose bucket",
+            found=repr(bucket),
+            next_step="Keep runs in another bucket: this kind lists no names in order, and its "
+            "ETags are no digests.",
+        )
     path = path.removesuffix("/")
     if path:
         for segment in path.split("/"):

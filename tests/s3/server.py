@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -16,8 +17,11 @@ from tests.gcs.server import GcsServer
 from tests.gcs.service import Service
 from tests.gcs.wire import Body, Request, Response
 from tests.s3 import objects
-from tests.s3.errors import refusal
+from tests.s3.errors import S3Error, refusal
 from tests.s3.multipart import Uploads
+
+SETTINGS = {"versioning": "<VersioningConfiguration/>", "object-lock": "", "lifecycle": ""}
+"""Settings of a bucket, and what is answered where a test has set nothing; "": there is none."""
 
 _CONDITIONS = re.compile(r"(x-amz-copy-source-)?if-(none-)?match")
 
@@ -42,11 +46,13 @@ class S3Server(GcsServer):
 
     Attributes:
         uploads: uploads in parts that nobody has completed or aborted.
+        settings: XML of a bucket's setting, by bucket and name, as in `SETTINGS`.
     """
 
     def __init__(self, root: Path, listener: socket.socket | None = None) -> None:
         super().__init__(root, listener)
         self.uploads = Uploads()
+        self.settings: dict[tuple[str, str], str] = {}
 
     def _connect(self, connection: socket.socket, address: tuple[str, int]) -> None:
         _S3Connection(connection, address, self)
@@ -97,6 +103,8 @@ class _S3Connection(Handler):
                     return "buckets.get", _head_bucket
                 case "GET" if "location" in query:
                     return "buckets.location", _location
+                case "GET" if setting := SETTINGS.keys() & query.keys():
+                    return "buckets.setting", partial(_setting, self.host, *setting)
                 case "GET" if "uploads" in query:
                     return "uploads.list", uploads.list_open
                 case "GET":
@@ -132,6 +140,14 @@ class _S3Connection(Handler):
 
     def _refusal(self, error: ApiError, request: Request) -> Response:
         return refusal(error, f"/{request.bucket}/{request.name}")
+
+
+def _setting(host: S3Server, name: str, service: Service, request: Request) -> Response:
+    service.store.bucket(request.bucket)
+    text = host.settings.get((request.bucket, name), SETTINGS[name])
+    if not text:
+        raise S3Error(404, "NoSuchConfiguration")
+    return objects.xml(text)
 
 
 def _head_bucket(service: Service, request: Request) -> Response:

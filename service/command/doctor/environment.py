@@ -89,9 +89,10 @@ def check_emulators(environment: Mapping[str, str], schemes: frozenset[str]) -> 
             f"gs:// is not Google Cloud Storage here, found {named}",
             unset,
         )
-    endpoint = environment.get("AWS_ENDPOINT_URL")
-    if endpoint:
-        yield Finding("emulators", Outcome.OK, f"s3:// is at AWS_ENDPOINT_URL={endpoint}")
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):  # the first counts
+        if endpoint := environment.get(name):
+            yield Finding("emulators", Outcome.OK, f"s3:// is at {name}={endpoint}")
+            break
 
 
 def check_data_folder(folder: Path) -> Iterator[Finding]:

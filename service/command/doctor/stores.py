@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from cairn.service.command.doctor.findings import Finding, Outcome
+from cairn.service.command.doctor.s3 import check_bucket, check_credentials
 from cairn.storage.counts import count_text
 from cairn.storage.errors import StorageError, StoreCheckError
 from cairn.storage.runs.lease import CLOCK_MARGIN_SECONDS
@@ -35,11 +36,15 @@ def check_root(name: str, uri: StoreURI, *, probe: bool, seconds: float) -> Iter
             yield finding
             return
         try:
+            if uri.scheme == "s3":
+                yield check_credentials(check, uri)
             count = len(open_files(uri).list())
         except StorageError as exc:
             yield Finding(check, Outcome.FAIL, _error_text(exc, uri, seconds), _REACH)
             return
         yield Finding(check, Outcome.OK, f"{uri} answers, {count_text(count, 'entry')}")
+        if uri.scheme == "s3":
+            yield from check_bucket(check, uri)
         if not probe:
             return
         try:

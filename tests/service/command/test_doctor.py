@@ -605,3 +605,35 @@ def test_roots_that_were_added_are_looked_at_and_those_of_the_settings_win(
         assert one["outcome"] == "warn"
         assert told in one["found"]
         assert "cairn roots remove more" in one["fix"]
+
+
+RULES = """<LifecycleConfiguration>
+<Rule><ID>old</ID><Status>Enabled</Status><Prefix>runs/a/</Prefix>
+<Expiration><Days>30</Days></Expiration></Rule>
+<Rule><ID>of others</ID><Status>Enabled</Status><Prefix>logs/</Prefix>
+<Expiration><Days>1</Days></Expiration></Rule>
+</LifecycleConfiguration>"""
+VERSIONS = "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
+
+
+def test_of_a_bucket_that_speaks_s3_it_says_who_asks_and_what_its_settings_do(s3):
+    def check():
+        found = list(stores.check_root("default", uri, probe=True, seconds=60))
+        return [(one.outcome, one.found) for one in found]
+
+    uri = parse_uri(f"{s3.bucket_uri}/runs")
+    outcomes = dict(reversed(one) for one in check())
+    assert outcomes["credentials of S3: env, key ...test"] is Outcome.OK
+    assert outcomes["compare-and-swap works"] is Outcome.OK
+    (rule,) = [text for text, outcome in outcomes.items() if outcome is Outcome.WARN]
+    assert "uploads that nobody completes" in rule
+
+    s3.server.settings = {(s3.bucket, "lifecycle"): RULES, (s3.bucket, "versioning"): VERSIONS}
+    s3.faults.add("status", status=403, operation="buckets.setting", skip=1)
+    found = check()
+    assert [text for outcome, text in found if outcome is Outcome.FAIL] == [
+        "the lifecycle rule 'old' deletes by age, also steps in use"
+    ]
+    assert "deleted bytes stay" in found[2][1]
+    assert (Outcome.OK, "not told to this identity: object_lock of the bucket") in found
+    s3.server.settings = {}

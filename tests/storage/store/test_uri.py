@@ -73,6 +73,7 @@ def test_every_form_of_a_uri():
         "default=gs://my-bucket/x",
         "gs://b/../../etc/passwd",
         "gs://my-bucket/../x",
+        "s3://my-bucket--use1-az4--x-s3/x",  # a directory bucket
         "gs://my-bucket/a//b",
         "gs://my-bucket/./b",
         "gs://my-bucket/a/..",
