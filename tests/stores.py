@@ -24,6 +24,9 @@ WITHOUT_S3 = tuple(kind for kind in STORES if kind != "s3") or ("file",)
 BUCKETS = ("gcs", "s3")
 """Kinds of stores that are buckets: names of fixtures, whose `bucket_uri` is the test's own."""
 
+SERVERS = {"gs": "gcs_server", "s3": "s3_server"}
+"""Fixture of the double of a scheme."""
+
 DATABASES = ("sqlite", "postgresql")
 """Kinds of databases that a control plane keeps its catalog in."""
 
@@ -97,5 +100,4 @@ def some_objects(request) -> ObjectStore:
 def copies(request, tmp_path_factory) -> Copies:
     """Runs that many tests begin with."""
     folder = tmp_path_factory.mktemp("made-once")
-    servers = {"gs": "gcs_server", "s3": "s3_server"}
-    return Copies(folder, lambda scheme: request.getfixturevalue(servers[scheme]))
+    return Copies(folder, lambda scheme: request.getfixturevalue(SERVERS[scheme]))

@@ -7,6 +7,12 @@ import pytest
 from tests.faults import report
 
 
+@pytest.fixture(params=report.buckets())
+def double(request):
+    """The double of a bucket, as one test sees it."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _counts_are_shown(request):
     capture = request.config.pluginmanager.getplugin("capturemanager")

@@ -109,9 +109,9 @@ class Template:
         never_written: where a record never was, and a copy of another may turn up.
     """
 
-    def __init__(self, root: StoreURI, gcs: Gcs | None = None) -> None:
-        """Below `root`, in the bucket of `gcs` if one is given."""
-        self._root, self._gcs = root, gcs
+    def __init__(self, root: StoreURI, double: Gcs | None = None) -> None:
+        """Below `root`, in the bucket of `double` if one is given."""
+        self._root, self._double = root, double
         self._numbers, self._values = itertools.count(1), itertools.count(1.0)
         self.run = run = Run.create(root / "template", labels={"team": "a"})
         self.records: dict[str, bytes] = {}
@@ -171,15 +171,15 @@ class Template:
         try:
             yield Run(target, objects=ObjectStore(target))
         finally:
-            if self._gcs is None:
+            if self._double is None:
                 shutil.rmtree(target.local_path)
 
     def _copy_files(self, target: StoreURI) -> None:
-        if self._gcs is None:
+        if self._double is None:
             source = self.run.uri.local_path
             shutil.copytree(source, target.local_path, copy_function=os.link)
             return
-        bucket = self._gcs.server.store.bucket(self._gcs.bucket)
+        bucket = self._double.server.store.bucket(self._double.bucket)
         above = f"{self.run.uri.path}/"
         for stored in bucket.all():
             if stored.name.startswith(above):

@@ -141,6 +141,8 @@ def warm(root: str) -> None:
     """Import what the first use of a store imports, once for all children."""
     if root.startswith("gs://"):
         importlib.import_module("gcsfs")
+    if root.startswith("s3://"):
+        importlib.import_module("botocore.session")
 
 
 def drive(

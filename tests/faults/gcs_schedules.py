@@ -1,4 +1,4 @@
-"""What a GCS that misbehaves does to a run, trial by trial: random faults from a seed.
+"""What a bucket that misbehaves does to a run, trial by trial: random faults from a seed.
 
 A trial saves, loads and restarts while the double plays one kind of fault, then asks an honest
 store what is left. A save may fail, and a load may; neither may say that it did not.
@@ -23,6 +23,9 @@ REQUESTS = 100
 
 WAIT_SECONDS = 60.0
 
+UPLOADS = r"upload|objects\.put"
+"""Operations of either double that bring bytes."""
+
 Order = Callable[[Faults, Random], None]
 
 
@@ -44,7 +47,7 @@ def slow(faults: Faults, rng: Random) -> None:
 def cut_upload(faults: Faults, rng: Random) -> None:
     """Connections that end inside the body of an upload."""
     nbytes = rng.choice([0, 1, rng.randrange(1000), rng.randrange(20_000)])
-    _some(faults, rng, "cut_upload", operation="upload", nbytes=nbytes, within=REQUESTS // 3)
+    _some(faults, rng, "cut_upload", operation=UPLOADS, nbytes=nbytes, within=REQUESTS // 3)
 
 
 def truncated_download(faults: Faults, rng: Random) -> None:
@@ -57,7 +60,7 @@ def truncated_download(faults: Faults, rng: Random) -> None:
 
 def lost_response(faults: Faults, rng: Random) -> None:
     """Work that is done, and an answer that never comes."""
-    _some(faults, rng, "lost_response", operation=rng.choice([r"upload", r".*", r".*"]))
+    _some(faults, rng, "lost_response", operation=rng.choice([UPLOADS, r".*", r".*"]))
 
 
 def stale_list(faults: Faults, rng: Random) -> None:

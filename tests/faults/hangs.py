@@ -92,14 +92,14 @@ class Hangs:
     """Trials of one run, which has step 1.
 
     Attributes:
-        gcs: the double.
+        double: of the bucket.
         uri: the run's.
         durable: the steps that it must list.
         problems: promises that were broken.
         hung: how often a call met a request that hung.
     """
 
-    gcs: Gcs
+    double: Gcs
     uri: str
     durable: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -107,9 +107,9 @@ class Hangs:
 
     def requests(self, call: Callable[[], Any], kind: str) -> int:
         """How many requests of a call can hang in this way, if none does."""
-        self.gcs.server.requests.clear()  # of which the server keeps so many
+        self.double.server.requests.clear()  # of which the server keeps so many
         call()
-        asked = [one.operation for one in self.gcs.server.requests]
+        asked = [one.operation for one in self.double.server.requests]
         return asked.count(DOWNLOAD) if kind == "stall_download" else len(asked)
 
     def begin(self, kind: str) -> int:
@@ -134,7 +134,7 @@ class Hangs:
         where = f"save, {kind} at request {at}" + (" alone" if count == 1 else "")
         step = max(self.durable) + 1
         made: list[Checkpointer] = []
-        self.gcs.server.requests.clear()
+        self.double.server.requests.clear()
         with self._hanging(kind, at, count):
             failure = self._ended(where, lambda: made.append(save(self.uri, step)))
         time.sleep(LATER_SECONDS)
@@ -157,7 +157,7 @@ class Hangs:
     def _hanging(self, kind: str, at: int, count: int | None) -> Iterator[None]:
         nbytes = 20 if kind == "stall_download" else 0
         operation = re.escape(DOWNLOAD) if kind == "stall_download" else None
-        fault = self.gcs.faults.add(
+        fault = self.double.faults.add(
             kind,
             skip=at,
             count=count,
@@ -168,7 +168,7 @@ class Hangs:
             yield
         finally:
             self.hung += bool(fault.fired)
-            self.gcs.faults.clear()
+            self.double.faults.clear()
 
     def _ended(self, where: str, call: Callable[[], Any]) -> Exception | None:
         """What the call raised, if anything; a problem if it does not end, or raises another's."""
@@ -187,7 +187,7 @@ class Hangs:
             self.problems.append(f"{where}: hangs")
         elif raised and not isinstance(raised[0], StorageError):
             self.problems.append(f"{where}: {type(raised[0]).__name__}: {raised[0]}"[:400])
-        elif raised and "gs://" not in str(raised[0]):
+        elif raised and f"{self.uri.partition(':')[0]}://" not in str(raised[0]):
             self.problems.append(f"{where}: names no store: {raised[0]}"[:400])
         return raised[0] if raised else None
 
@@ -195,7 +195,7 @@ class Hangs:
         """Whether a manifest of the step was on its way, and was not answered."""
         return any(
             one.status == 0 and f"/manifests/{step}." in one.name
-            for one in list(self.gcs.server.requests)
+            for one in list(self.double.server.requests)
         )
 
     def _look(self, where: str, on_its_way: int | None = None) -> None:

@@ -83,6 +83,7 @@ def by_http(order: dict[str, Any], process: int) -> Promote:
 
 def race(order: dict[str, Any], process: int, gate: int) -> dict[str, Any]:
     """One process's threads, each trying as often as ordered once the gate is open."""
+    os.environ.update(order["environment"])
     make = by_http if "urls" in order else by_store
     wins: list[tuple[int, int, str]] = []
     losses: list[str] = []

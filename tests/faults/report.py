@@ -45,6 +45,16 @@ def seed() -> int:
     return chosen
 
 
+def stores(short: str) -> list[str]:
+    """Return the kinds of stores to try: all in the long run."""
+    return ["file", *buckets()] if is_long() else [short]
+
+
+def buckets() -> list[str]:
+    """Return the kinds of buckets to try: all in the long run. They are names of fixtures."""
+    return ["gcs", "s3"] if is_long() else ["gcs"]
+
+
 def record(
     *, fault: str, store: str, trials: int, survived: int, lost: int, note: str = ""
 ) -> None:
@@ -52,7 +62,7 @@ def record(
 
     Args:
         fault: its letter and name, such as "a SIGKILL during a save loop".
-        store: "file" or "gcs".
+        store: "file", "gcs" or "s3".
         trials: how often it was injected.
         survived: after how many trials every promise held.
         lost: after how many one was broken.

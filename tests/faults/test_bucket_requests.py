@@ -17,8 +17,10 @@ from tests.faults.bucket_verbs import VERBS, Job, opened, saved, seen
 from tests.gcs.impatience import impatient
 from tests.storage.copies import Copies
 from tests.storage.seams import gcs as client
+from tests.storage.seams import s3 as client_of_s3
+from tests.stores import SERVERS
 
-CHANGES = ("upload", "objects.delete", "objects.rewrite")
+CHANGES = ("upload", "objects.put", "objects.delete", "objects.rewrite", "objects.copy")
 WAYS = ("refused once", "answer lost", "down", "done, then down", "never answered")
 SHORT = {"overwrite, held": ("answer lost", "done, then down")}
 PLAN = dict.fromkeys(VERBS, WAYS) if report.is_long() else SHORT
@@ -37,19 +39,19 @@ def _impatient():
 @pytest.fixture(scope="module")
 def copies(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("made-once")
-    return Copies(folder, lambda: request.getfixturevalue("gcs_server"))
+    return Copies(folder, lambda scheme: request.getfixturevalue(SERVERS[scheme]))
 
 
 class Bucket:
     """Runs in a bucket, one for each case, and the requests about the last of them."""
 
-    def __init__(self, gcs, copies, prepare):
-        self.gcs, self.copies, self.prepare = gcs, copies, prepare
+    def __init__(self, double, copies, prepare):
+        self.double, self.copies, self.prepare = double, copies, prepare
         self.cases = 0
 
     def new_run(self):
         self.cases += 1
-        self.root = parse_uri(self.gcs.bucket_uri) / f"root-{self.cases}"
+        self.root = parse_uri(self.double.bucket_uri) / f"root-{self.cases}"
         self.copies.put(self.prepare, self.root / "run")
         return self.root / "run"
 
@@ -57,22 +59,24 @@ class Bucket:
         """What a request asks for; None if it is about no run."""
         query = request.query
         name = request.name or query.get("name") or query.get("prefix") or ""
-        if not f"{request.bucket}/{name}".startswith(f"{self.gcs.bucket}/{self.root.path}/"):
+        if not f"{request.bucket}/{name}".startswith(f"{self.double.bucket}/{self.root.path}/"):
             return None
         return request.operation, UNIQUE.sub("*", name.removeprefix(self.root.path))
 
     def requests(self, act):
         """Everything that is asked for while `act` is called, with how often before."""
         asked = []
-        self.gcs.faults.add("slow", predicate=lambda one: asked.append(self.asked(one)), count=None)
+        self.double.faults.add(
+            "slow", predicate=lambda one: asked.append(self.asked(one)), count=None
+        )
         act()
-        self.gcs.faults.clear()
+        self.double.faults.clear()
         keys = [key for key in asked if key is not None]
         return [(key, keys[:at].count(key)) for at, key in enumerate(keys)]
 
     def order(self, way, key, before):
         """Have the request that asks for `key` after `before` such fail, and what `way` says."""
-        faults, hit = self.gcs.faults, []
+        faults, hit = self.double.faults, []
 
         def is_it(request):
             asked = self.asked(request)
@@ -123,7 +127,7 @@ def play(bucket, verb, before, after, way, request, kill):
     fired = ordered.fired
     if kill:
         died(act)
-    bucket.gcs.faults.clear()
+    bucket.double.faults.clear()
     now = seen(uri, verb.attempts)
     if now != after and (outcome == "done" or now != before):
         wrong.append(f"{outcome}, and there is {now}")
@@ -142,9 +146,9 @@ def play(bucket, verb, before, after, way, request, kill):
 
 
 @pytest.mark.parametrize("name", PLAN)
-def test_a_verb_whose_request_fails_says_the_truth_and_can_be_asked_for_again(name, gcs, copies):
+def test_a_verb_whose_request_fails_says_the_truth_and_can_be_asked_for_again(name, double, copies):
     verb = VERBS[name]
-    bucket = Bucket(gcs, copies, verb.prepare)
+    bucket = Bucket(double, copies, verb.prepare)
     uri = bucket.new_run()
     before, act = seen(uri, verb.attempts), verb.begin(uri)
     requests = bucket.requests(act)
@@ -165,7 +169,7 @@ def test_a_verb_whose_request_fails_says_the_truth_and_can_be_asked_for_again(na
     lost = len({line.partition(": returned")[0] for line in wrong})
     report.record(
         fault=f"m each request: {name}",
-        store="gcs",
+        store=bucket.double.kind,
         trials=outcomes.total(),
         survived=outcomes.total() - lost,
         lost=lost,
@@ -190,6 +194,12 @@ def pages(monkeypatch):
         return request(operation, path, call, *arguments, **options)
 
     monkeypatch.setattr(client, "request", small)
+    call = client_of_s3.call
+
+    def small_of_s3(operation, path, method, /, **query):
+        return call(operation, path, method, **query, MaxKeys=2)
+
+    monkeypatch.setattr(client_of_s3, "call", small_of_s3)
 
 
 def held(bucket, act, request, meanwhile):
@@ -209,7 +219,7 @@ def held(bucket, act, request, meanwhile):
         thread.join(0.002)
     if ordered.fired:
         meanwhile()
-    bucket.gcs.faults.clear()
+    bucket.double.faults.clear()
     thread.join()
     return ordered.fired > 0, result[0]
 
@@ -223,10 +233,10 @@ def later_steps(uri):
     job.die()
 
 
-def told(fault, requests, wrong):
+def told(fault, double, requests, wrong):
     report.record(
         fault=f"m {fault}",
-        store="gcs",
+        store=double.kind,
         trials=len(requests),
         survived=len(requests) - len(wrong),
         lost=len(wrong),
@@ -236,8 +246,8 @@ def told(fault, requests, wrong):
 
 
 @pytest.mark.usefixtures("pages")
-def test_a_reader_that_an_overwrite_overtakes_sees_the_run_as_it_was_at_some_moment(gcs, copies):
-    bucket = Bucket(gcs, copies, saved)
+def test_a_reader_that_an_overwrite_overtakes_sees_the_run_as_it_was_at_some_moment(double, copies):
+    bucket = Bucket(double, copies, saved)
     requests = bucket.requests(partial(listing, bucket.new_run()))
     if not report.is_long():
         requests = requests[len(requests) // 2 :][:2]
@@ -251,13 +261,13 @@ def test_a_reader_that_an_overwrite_overtakes_sees_the_run_as_it_was_at_some_mom
         _, result = held(bucket, partial(listing, uri), request, partial(later_steps, uri))
         if result not in moments:
             wrong.append(f"{request}: {result}")
-    told("a reader that is overtaken", requests, wrong)
+    told("a reader that is overtaken", double, requests, wrong)
 
 
 @pytest.mark.usefixtures("pages")
-def test_a_writer_that_wakes_after_its_successor_leaves_what_that_has_saved(gcs, copies):
+def test_a_writer_that_wakes_after_its_successor_leaves_what_that_has_saved(double, copies):
     """It is at any of the requests of an overwrite then, of another step."""
-    bucket = Bucket(gcs, copies, saved)
+    bucket = Bucket(double, copies, saved)
     act = VERBS["overwrite, held"].begin(bucket.new_run())
     # All of a process wait for the probe of a store, the successor here too.
     requests = [one for one in bucket.requests(act) if "/.cairn-" not in one[0][1]]
@@ -283,4 +293,4 @@ def test_a_writer_that_wakes_after_its_successor_leaves_what_that_has_saved(gcs,
         if asked and successor.writer.attempt.base_step != 1:
             wrong.append(f"{request}: the next goes on from {successor.writer.attempt}")
         died(successor)
-    told("a writer that wakes late", requests, wrong)
+    told("a writer that wakes late", double, requests, wrong)

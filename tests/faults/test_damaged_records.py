@@ -34,19 +34,20 @@ from tests.storage.stored_runs import PLAIN, write_data
 
 pytestmark = pytest.mark.timeout(3600 if report.is_long() else 300)
 
-COUNTS = {"file": {"short": 5, "long": 600}, "gcs": {"short": 1, "long": 200}}
+IN_A_BUCKET = {"short": 1, "long": 200}
+COUNTS = {"file": {"short": 5, "long": 600}, "gcs": IN_A_BUCKET, "s3": IN_A_BUCKET}
 NEXT_STEP = 80
 NEEDED = {70: None, 50: "production", 60: "candidate"}
 """Steps that no policy may delete, and the alias that names each."""
 
 
-@pytest.fixture(params=["file", "gcs"])
+@pytest.fixture(params=["file", *report.buckets()])
 def template(request, tmp_path):
     """(kind of the store, the run that is copied)."""
     if request.param == "file":
         return "file", Template(parse_uri(tmp_path))
-    gcs = request.getfixturevalue("gcs")
-    return "gcs", Template(parse_uri(gcs.bucket_uri) / "root", gcs)
+    double = request.getfixturevalue(request.param)
+    return request.param, Template(parse_uri(double.bucket_uri) / "root", double)
 
 
 def look(run, right, when):

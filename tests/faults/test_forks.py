@@ -28,15 +28,15 @@ def _settled():
     gc.collect()
 
 
-@pytest.mark.parametrize("store", ["file", "gcs"] if report.is_long() else ["gcs"])
+@pytest.mark.parametrize("store", report.stores("gcs"))
 def test_a_fork_killed_at_any_moment_is_repeated_and_is_the_step_bit_by_bit(
     store, tmp_path, request
 ):
     if store == "file":
         root, environment = str(tmp_path), {}
     else:
-        gcs = request.getfixturevalue("gcs")
-        root, environment = gcs.bucket_uri, gcs.env
+        double = request.getfixturevalue(store)
+        root, environment = double.bucket_uri, double.env
     found = drive(
         "fork_driver",
         {
@@ -62,13 +62,13 @@ def test_a_fork_killed_at_any_moment_is_repeated_and_is_the_step_bit_by_bit(
     assert found["forks"] > 0
 
 
-@pytest.fixture(params=["file", "gcs"])
+@pytest.fixture(params=["file", *report.buckets()])
 def saved(request, tmp_path):
     """A run, and every file of its step 8 and its manifest, by name."""
     if request.param == "file":
         uri = parse_uri(tmp_path / "store/run")
     else:
-        uri = parse_uri(request.getfixturevalue("gcs").bucket_uri) / "store/run"
+        uri = parse_uri(request.getfixturevalue(request.param).bucket_uri) / "store/run"
     save_steps(uri)
     run = Run.open(uri)
     folder = f"attempts/1/{STEP}"
@@ -130,7 +130,7 @@ def test_a_step_of_which_one_bit_changed_is_not_forked(saved):
         abandon_fork(target, by=WRITER)
     report.record(
         fault="h one flipped bit in a step that is forked",
-        store={"file": "file", "gs": "gcs"}[run.uri.scheme],
+        store={"file": "file", "gs": "gcs", "s3": "s3"}[run.uri.scheme],
         trials=count,
         survived=count - len(lost),
         lost=len(lost),

@@ -1,4 +1,4 @@
-"""A GCS that fails in every way it can: saves fail or are durable, and nothing is lost."""
+"""A bucket that fails in every way it can: saves fail or are durable, and nothing is lost."""
 
 import contextlib
 from random import Random
@@ -27,13 +27,13 @@ CHOSEN = [fault for fault in FAULTS if report.is_long() or fault not in ALIKE]
 
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("fault", CHOSEN)
-def test_nothing_is_lost_whatever_the_store_does(gcs, fault):
+def test_nothing_is_lost_whatever_the_store_does(double, fault):
     count = report.trials(short=1, long=40)
     lost = refused = fired = behind = 0
     problems = []
     for number in range(count):
         rng = Random(f"{report.seed()} {fault} {number}")
-        trial = Trial(f"{gcs.bucket_uri}/run-{number}", gcs.faults, FAULTS[fault], rng)
+        trial = Trial(f"{double.bucket_uri}/run-{number}", double.faults, FAULTS[fault], rng)
         trial.play()
         refused += trial.refused
         fired += trial.fired
@@ -42,7 +42,7 @@ def test_nothing_is_lost_whatever_the_store_does(gcs, fault):
         problems += [f"trial {number}: {text}" for text in trial.problems]
     report.record(
         fault=f"b {fault}",
-        store="gcs",
+        store=double.kind,
         trials=count,
         survived=count - lost,
         lost=lost,
@@ -55,19 +55,19 @@ def test_nothing_is_lost_whatever_the_store_does(gcs, fault):
 
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("folder", ["manifests/", "attempts/"])
-def test_a_restart_that_gets_an_old_list_keeps_what_was_durable(gcs, folder):
-    uri = f"{gcs.bucket_uri}/run"
+def test_a_restart_that_gets_an_old_list_keeps_what_was_durable(double, folder):
+    uri = f"{double.bucket_uri}/run"
 
     def save(step):
         with Checkpointer(uri, writer_id="job") as checkpointer:
             checkpointer.save(step, make_items(step), meta={"step": step}).wait(60)
 
     save(1)
-    gcs.faults.add("stale_list", predicate=lambda r: folder in f"{r.query}", count=None)
+    double.faults.add("stale_list", predicate=lambda r: folder in f"{r.query}", count=None)
     durable = {1}
     for step in (2, 3):
         with contextlib.suppress(StorageError):  # to refuse is fine, to lose is not
             save(step)
             durable.add(step)
-    gcs.faults.clear()
+    double.faults.clear()
     assert durable <= {info.step for info in Run.open(uri).steps()}

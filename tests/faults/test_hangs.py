@@ -1,4 +1,4 @@
-"""A GCS that takes a request and never answers it: every call ends, with an error that says so."""
+"""A bucket that takes a request and never answers: every call ends, with an error that says so."""
 
 from random import Random
 
@@ -13,8 +13,8 @@ SHORT_SAMPLES = 1
 
 
 @pytest.fixture
-def hangs(gcs):
-    made = Hangs(gcs, f"{gcs.bucket_uri}/run")
+def hangs(double):
+    made = Hangs(double, f"{double.bucket_uri}/run")
     with short_deadline():
         yield made
 
@@ -31,7 +31,7 @@ def recorded(hangs, name, trials):
     lost = len({problem.partition(":")[0] for problem in hangs.problems})
     report.record(
         fault=f"g a request that is never answered: {name}",
-        store="gcs",
+        store=hangs.double.kind,
         trials=trials,
         survived=trials - lost,
         lost=lost,

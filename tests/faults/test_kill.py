@@ -12,13 +12,13 @@ from tests.faults.forked import drive
 FAULT = "a SIGKILL during a save loop"
 
 
-@pytest.mark.parametrize("store", ["file", "gcs"] if report.is_long() else ["file"])
+@pytest.mark.parametrize("store", report.stores("file"))
 def test_a_job_killed_at_any_moment_loses_nothing_and_its_restart_goes_on(store, tmp_path, request):
     if store == "file":
         root, environment, trials = str(tmp_path), {}, report.trials(short=2, long=300)
     else:
-        gcs = request.getfixturevalue("gcs")
-        root, environment, trials = gcs.bucket_uri, gcs.env, report.trials(short=2, long=200)
+        double = request.getfixturevalue(store)
+        root, environment, trials = double.bucket_uri, double.env, report.trials(short=2, long=200)
     found = drive(
         "kill_driver",
         {

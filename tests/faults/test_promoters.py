@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,9 @@ class Promoters:
         )
 
     def race(self, **order):
+        order["environment"] = {
+            name: value for name, value in os.environ.items() if name.startswith("AWS_")
+        }
         self.process.stdin.write(json.dumps({"alias": ALIAS, "steps": STEPS, **order}) + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
@@ -56,7 +60,7 @@ def store(request, tmp_path):
     """(its kind, an empty root in it)."""
     if request.param == "file":
         return "file", parse_uri(tmp_path / "root")
-    return "gcs", parse_uri(request.getfixturevalue("gcs").bucket_uri) / "root"
+    return request.param, parse_uri(request.getfixturevalue(request.param).bucket_uri) / "root"
 
 
 def broken_promises(run, found, tries):
@@ -113,12 +117,12 @@ def run_rounds(promoters, store, title, make_order):
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.parametrize("store", ["file", "gcs"] if report.is_long() else ["gcs"], indirect=True)
+@pytest.mark.parametrize("store", report.stores("gcs"), indirect=True)
 def test_of_racing_promoters_one_wins_each_move(promoters, store):
     run_rounds(promoters, store, "promoters racing one alias", lambda run: {"uri": str(run.uri)})
 
 
-@pytest.mark.parametrize("store", ["file", "gcs"] if report.is_long() else ["file"], indirect=True)
+@pytest.mark.parametrize("store", report.stores("file"), indirect=True)
 def test_of_promoters_at_two_control_planes_one_wins_each_move(promoters, store, tmp_path):
     _, root = store
     make_run(root / "first", STEPS)

@@ -13,13 +13,13 @@ from tests.faults.forked import drive
 FAULT = "d two writers race, clocks skewed, one stopped over its expiry"
 
 
-@pytest.mark.parametrize("store", ["file", "gcs"] if report.is_long() else ["gcs"])
+@pytest.mark.parametrize("store", report.stores("gcs"))
 def test_writers_that_race_for_a_run_make_one_history(store, tmp_path, request):
     if store == "file":
         root, environment, trials = str(tmp_path), {}, report.trials(short=2, long=60)
     else:
-        gcs = request.getfixturevalue("gcs")
-        root, environment, trials = gcs.bucket_uri, gcs.env, report.trials(short=2, long=40)
+        double = request.getfixturevalue(store)
+        root, environment, trials = double.bucket_uri, double.env, report.trials(short=2, long=40)
     found = drive(
         "racing_driver",
         {"root": root, "trials": trials, "seed": report.seed()},

@@ -23,12 +23,13 @@ from cairn import (
     roll_back,
 )
 from tests.faults import report
+from tests.faults.gcs_schedules import UPLOADS
 from tests.service.stores import make_run
 from tests.storage.records import RECORD_FILE, list_attempts
 from tests.storage.seams import probe
 
 STEPS = [3, 6, 9]
-FORGETS = ("upload", r"upload|objects\.delete")
+FORGETS = (UPLOADS, rf"{UPLOADS}|objects\.delete")
 REFUSALS = (StoreCheckError, LeaseHeldError)
 
 pytestmark = pytest.mark.timeout(3600 if report.is_long() else 300)
@@ -77,7 +78,7 @@ class Race:
             self.told.append(exc)
 
 
-def play(gcs, root, rng):
+def play(double, root, rng):
     """One trial: what was broken, and how many were refused as the store is unsound."""
     uri = root / "run"
     begun = rng.random() < 0.5
@@ -87,11 +88,11 @@ def play(gcs, root, rng):
     else:
         Run.create(uri)
     probe._answers.clear()  # as a process that starts
-    gcs.faults.add("unconditional", operation=rng.choice(FORGETS), count=None)
+    double.faults.add("unconditional", operation=rng.choice(FORGETS), count=None)
     race = Race(uri, rng)
     told = race.run()
     wait(list(probe._answers.values()))  # some were refused before theirs was answered
-    gcs.faults.clear()
+    double.faults.clear()
     problems = [f"{one!r}" for one in told if not isinstance(one, StorageError)]
     if begun:
         problems += [repr(one) for one in told if not isinstance(one, REFUSALS)]
@@ -109,18 +110,18 @@ def play(gcs, root, rng):
     return problems, sum(isinstance(one, StoreCheckError) for one in told)
 
 
-def test_nobody_is_told_that_it_writes_to_a_store_that_forgets_conditions(gcs):
+def test_nobody_is_told_that_it_writes_to_a_store_that_forgets_conditions(double):
     count = report.trials(short=8, long=200)
     lost, refused, problems = 0, 0, []
     for number in range(count):
         rng = Random(f"{report.seed()} unsound {number}")
-        found, by_store = play(gcs, parse_uri(gcs.bucket_uri) / f"root-{number}", rng)
+        found, by_store = play(double, parse_uri(double.bucket_uri) / f"root-{number}", rng)
         lost += bool(found)
         refused += by_store
         problems += [f"trial {number}: {text}" for text in found]
     report.record(
         fault="k an unsound store",
-        store="gcs",
+        store=double.kind,
         trials=count,
         survived=count - lost,
         lost=lost,

@@ -9,14 +9,16 @@ from unittest.mock import patch
 
 import gcsfs.retry
 
-from tests.storage.seams import objects
+from tests.storage.seams import objects, s3
 
 GCSFS_HASTE = 0.001
+BOTOCORE_TRIES = 4
+"""Its pauses double: four take at most some seconds."""
 
 
 @contextmanager
 def impatient(**tries: object) -> Iterator[None]:
-    """Contexts that TensorStore's clients open meanwhile, and gcsfs, wait next to nothing.
+    """Contexts that TensorStore's clients open meanwhile, gcsfs and botocore wait next to nothing.
 
     Args:
         tries: settings of TensorStore's retries beside their delays; default: as they are.
@@ -30,6 +32,7 @@ def impatient(**tries: object) -> Iterator[None]:
         patch.object(objects, "_RETRIES", {**objects._RETRIES, **quick}),
         patch.object(objects, "_LONG_RETRIES", {**objects._LONG_RETRIES, **quick}),
         patch.object(gcsfs.retry, "asyncio", types.SimpleNamespace(sleep=sleep)),
+        patch.object(s3, "_ATTEMPTS", BOTOCORE_TRIES),
     ):
         _forget_contexts()
         yield
@@ -40,3 +43,4 @@ def impatient(**tries: object) -> Iterator[None]:
 def _forget_contexts() -> None:
     objects.store_context.cache_clear()
     objects.long_retry_context.cache_clear()
+    s3._connected.cache_clear()  # after a refusal it asks less often, too

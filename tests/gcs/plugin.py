@@ -14,6 +14,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -56,10 +57,13 @@ class Gcs:
     Attributes:
         server: the double.
         bucket: name of the test's own, empty bucket.
+        kind: name of the fixture.
     """
 
     server: GcsServer
     bucket: str
+
+    kind: ClassVar[str] = "gcs"
 
     @property
     def bucket_uri(self) -> str:

@@ -10,6 +10,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 
@@ -24,6 +25,7 @@ class S3(Gcs):
     """A running double of S3, as one test sees it."""
 
     server: S3Server
+    kind: ClassVar[str] = "s3"
 
     @property
     def bucket_uri(self) -> str:

@@ -7,7 +7,7 @@ safeguard is taken away, so that a test sees what it is for.
 from cairn.storage.arrays import chunks, data_file_writers, digests, paged_table
 from cairn.storage.runs import lease, repair, rollback, trash, writer
 from cairn.storage.runs.records import annotations, exports, manifest, step_index
-from cairn.storage.store import bounds, deadlines, file_checksums, gcs, objects
+from cairn.storage.store import bounds, deadlines, file_checksums, gcs, objects, s3
 from cairn.storage.store.disk import direct_io, directory_entries
 from cairn.storage.store_checks import probe
 
@@ -30,6 +30,7 @@ __all__ = [
     "probe",
     "repair",
     "rollback",
+    "s3",
     "step_index",
     "trash",
     "writer",
