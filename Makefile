@@ -24,6 +24,10 @@ LONG_TESTS = tests/faults tests/multi_process tests/bad_input/test_full_store.py
   tests/storage tests/state/checkpointing tests/state/adapters/test_quantization.py \
   tests/state/drop_in tests/state/models/test_generation_settings.py tests/state/states/test_adapted_checkpoints.py \
   tests/state/states/test_positions.py tests/state/test_jit.py
+# Those that run on any kind of store, by its fixture.
+STORES ?= s3
+STORE_TESTS = tests/contract tests/service/test_delete_bucket.py tests/service/test_jobs_bucket.py tests/service/test_s3.py \
+  tests/state/checkpointing tests/state/states/test_save_load.py tests/storage
 # Those that `make test` leaves out, which has a part of each (tests/conftest.py).
 PROOFS = tests/deploy/test_image.py tests/documentation/test_long_pages.py tests/documentation/test_notebook_cells.py tests/documentation/test_serving.py tests/examples/test_long_examples.py tests/packaging/test_mypy_types.py tests/service/dashboard/test_clicks_of_all_tasks.py tests/service/test_convert_checked_afresh.py tests/interop/families/test_adapters_in_peft.py tests/interop/families/test_llama_cpp.py tests/interop/trainers/test_every_map.py tests/state/checkpointing/test_oldest_orbax.py tests/state/models/test_generation_whole_model.py tests/test_all_contenders.py
 # llama.cpp, that files are held against: its library is built into the environment, its converter
@@ -39,7 +43,7 @@ export HF_HUB_OFFLINE ?= 1
 # Hundreds of processes import the same modules: they are compiled once, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test faults fuzz families proofs peers trainers matrix soak check docs screenshots bench format openapi dist materials hooks system compiler clean
+.PHONY: help demo serve test stores faults fuzz families proofs peers trainers matrix soak check docs screenshots bench format openapi dist materials hooks system compiler clean
 
 help:  ## show this menu
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -97,6 +101,9 @@ serve: $(RUN_STAMP)  ## serve the demo's store (STORE=file, gcs or s3) at http:/
 
 test: $(DEV_STAMP) system compiler  ## run every test (TESTS=tests/storage for a part)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q $(TESTS)
+
+stores: $(DEV_STAMP)  ## run the tests that are the same in all stores on S3 (STORES=gcs or file: on another; some 8 minutes)
+	CAIRN_STORES=$(STORES) $(LONG_RUN) stores $(if $(filter s3,$(STORES)),,--part) -- $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -q --timeout 900 $(STORE_TESTS)
 
 faults: $(DEV_STAMP) compiler  ## inject faults by the hundred, and at every call of every verb (an hour); the counts land in benchmarks/results/faults.json
 	CAIRN_FAULTS=long TMPDIR=$${TMPDIR:-/tmp} $(LONG_RUN) faults -- $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 $(LONG_TESTS)

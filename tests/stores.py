@@ -33,6 +33,7 @@ DATABASES = ("sqlite", "postgresql")
 IN_TURN = {
     "some_root_uri": STORES,
     "some_objects": ("memory", *STORES),
+    "some_bucket_uri": tuple(kind for kind in STORES if kind in BUCKETS) or BUCKETS[:1],
     "some_database_url": DATABASES,
 }
 """Fixtures of what is the same in all stores, or in both databases: each test runs on one of them,
@@ -82,6 +83,12 @@ def root_uri(request) -> StoreURI:
 def some_root_uri(request) -> StoreURI:
     """An empty folder in one kind of store that holds checkpoints."""
     return _root_uri(request)
+
+
+@pytest.fixture
+def some_bucket_uri(request) -> str:
+    """An empty bucket, of one kind; of all in the long run."""
+    return request.getfixturevalue(request.param).bucket_uri
 
 
 @pytest.fixture(params=["file", "memory", *BUCKETS])

@@ -31,6 +31,9 @@ __all__ = [
 
 _CONNECT_SECONDS: Final = 20.0
 _ATTEMPTS: Final = 9
+_RETRY_MODE: Final = "adaptive"
+"""Once the store says SlowDown, all requests of this process become fewer."""
+
 _CONNECTIONS: Final = 64
 _connect_lock = threading.Lock()
 
@@ -90,8 +93,7 @@ def _connected(endpoint: str | None, region: str, profile: str | None) -> Any:
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=deadlines.DEADLINE_SECONDS,
         max_pool_connections=_CONNECTIONS,
-        # Adaptive: once the store says SlowDown, all requests of this client become fewer.
-        retries={"total_max_attempts": _ATTEMPTS, "mode": "adaptive"},
+        retries={"total_max_attempts": _ATTEMPTS, "mode": _RETRY_MODE},
         s3={"addressing_style": "path"} if endpoint else {},
         ignore_configured_endpoint_urls=True,  # TensorStore knows those of the environment alone
         # Other stores than AWS refuse the checksums that botocore adds of its own accord.
@@ -178,7 +180,8 @@ def bucket_time(uri: StoreURI) -> float:
     Raises:
         StoreUnavailableError: the store gives no answer, or refuses.
     """
-    answer = call("stat", uri, "head_bucket", Bucket=uri.bucket)
+    prefix = f"{uri.path}/" if uri.path else ""
+    answer = call("stat", uri, "list_objects_v2", Bucket=uri.bucket, Prefix=prefix, MaxKeys=1)
     with translated_errors(uri):
         headers = answer["ResponseMetadata"]["HTTPHeaders"]
         return parsedate_to_datetime(headers["date"]).timestamp()

@@ -33,6 +33,7 @@ def impatient(**tries: object) -> Iterator[None]:
         patch.object(objects, "_LONG_RETRIES", {**objects._LONG_RETRIES, **quick}),
         patch.object(gcsfs.retry, "asyncio", types.SimpleNamespace(sleep=sleep)),
         patch.object(s3, "_ATTEMPTS", BOTOCORE_TRIES),
+        patch.object(s3, "_RETRY_MODE", "standard"),  # the other waits longer for each refusal
     ):
         _forget_contexts()
         yield

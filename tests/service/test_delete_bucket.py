@@ -8,8 +8,8 @@ RUN = "/v1/roots/default/runs/run"
 STEPS = f"{RUN}/checkpoints"
 
 
-def test_steps_in_a_bucket_are_deleted_had_back_and_collected(gcs, tmp_path):
-    root = f"{gcs.bucket_uri}/store"
+def test_steps_in_a_bucket_are_deleted_had_back_and_collected(some_bucket_uri, tmp_path):
+    root = f"{some_bucket_uri}/store"
     run = make_run(f"{root}/run", range(1, 13))
     with serving(root, tmp_path / "data") as http:
         body = http.delete(f"{STEPS}/6", params={"reason": "bad data"}).json()
