@@ -79,6 +79,12 @@ def root_uri(request) -> StoreURI:
     return _root_uri(request)
 
 
+@pytest.fixture(params=["file", *BUCKETS])
+def every_root_uri(request) -> StoreURI:
+    """An empty folder in each kind of store, whatever `CAIRN_STORES` says: for conformance."""
+    return _root_uri(request)
+
+
 @pytest.fixture
 def some_root_uri(request) -> StoreURI:
     """An empty folder in one kind of store that holds checkpoints."""

@@ -25,8 +25,8 @@ from cairn.storage.store.files_local import TEMPORARY_PREFIX
 
 
 @pytest.fixture
-def files(root_uri):
-    return open_files(root_uri)
+def files(every_root_uri):
+    return open_files(every_root_uri)
 
 
 def put(files, rel, data):
@@ -445,6 +445,7 @@ def test_memory_has_files_too():
 def test_open_picks_the_store():
     assert type(open_files("/x")).__name__ == "LocalFiles"
     assert type(open_files(parse_uri("gs://my-bucket/x"))).__name__ == "GcsFiles"
+    assert type(open_files(parse_uri("s3://my-bucket/x"))).__name__ == "S3Files"
 
 
 HALF = """
