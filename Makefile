@@ -105,7 +105,7 @@ test: $(DEV_STAMP) system compiler  ## run every test (TESTS=tests/storage for a
 stores: $(DEV_STAMP)  ## run the tests that are the same in all stores on S3 (STORES=gcs or file: on another; some 8 minutes)
 	CAIRN_STORES=$(STORES) $(LONG_RUN) stores $(if $(filter s3,$(STORES)),,--part) -- $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -q --timeout 900 $(STORE_TESTS)
 
-faults: $(DEV_STAMP) compiler  ## inject faults by the hundred, and at every call of every verb (an hour); the counts land in benchmarks/results/faults.json
+faults: $(DEV_STAMP) compiler  ## inject faults by the hundred, and at every call of every verb (two hours); the counts land in benchmarks/results/faults.json
 	CAIRN_FAULTS=long TMPDIR=$${TMPDIR:-/tmp} $(LONG_RUN) faults -- $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 $(LONG_TESTS)
 
 fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions, and about forged stores (11 minutes; CAIRN_FUZZ_SECONDS=3600: an hour of these)
