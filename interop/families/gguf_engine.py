@@ -31,6 +31,7 @@ class Engine:
         options: options of the decoder -> the values that it supports.
         needs_head: it loads no file without "output.weight", so a tied head is written too.
         windows: whether layers may have a window.
+        window_bases: whether layers with a window may have a rotary base of their own.
         wide_heads: whether a head's size may differ from width / heads.
         scalings: rotary scalings stored as tensors that it loads.
     """
@@ -38,6 +39,7 @@ class Engine:
     options: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     needs_head: bool = False
     windows: bool = False
+    window_bases: bool = False
     wide_heads: bool = False
     scalings: frozenset[str] = frozenset()
 
@@ -80,7 +82,12 @@ def loadable(engine: Engine, config: DecoderConfig, architecture: str) -> Decode
         refused.append(f"{heads} (only heads that together are as wide as the model: {width})")
     if config.head_size == 1:
         refused.append(f"{heads} (heads of one number end the process)")
-    rope = config.rope
+    rope, local = config.rope, config.window_rope
+    if rope and local and local.theta != rope.theta and not engine.window_bases:
+        refused.append(
+            f"rope_theta={local.theta:g} of layers with a window (only that of the others: "
+            f"{rope.theta:g})"
+        )
     scaling = None if rope is None else rope.scaling
     if scaling in _BY_NUMBERS and scaling not in engine.scalings:
         refused.append(f"rotary positions of the kind {scaling!r} (there is no tensor for them)")

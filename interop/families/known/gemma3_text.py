@@ -120,6 +120,6 @@ FAMILY = Family(
         also_read=frozenset({"attention.sliding_window_pattern", GGUF_WINDOW_BASE}),
         read=_read_gguf,
         write=gguf_windows,
-        engine=Engine(windows=True, wide_heads=True),
+        engine=Engine(windows=True, window_bases=True, wide_heads=True),
     ),
 )

@@ -146,6 +146,13 @@ UNCUT = {"head_dim": 64, "rope_parameters": {**YARN, "rope_theta": 150000.0, "tr
 """Of the published models."""
 BOUNDS = {"rope_scaling": {**YARN, "beta_fast": 4.0, "beta_slow": 0.5}}
 
+OWN_BASES = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+}
+
 
 @pytest.mark.parametrize(
     ("model_type", "options", "why"),
@@ -162,6 +169,7 @@ BOUNDS = {"rope_scaling": {**YARN, "beta_fast": 4.0, "beta_slow": 0.5}}
             {"num_attention_heads": 12},
             r"num_attention_heads=12, .*only heads",
         ),
+        ("olmo3", OWN_BASES, r"rope_theta=10000 of layers with a window \(only .*: 500000\)"),
         ("gpt2", {"n_embd": 4, "n_head": 4}, r"head_dim=1 \(heads of one number end"),
         ("gemma", {"rope_scaling": LLAMA3}, r"of the kind 'llama3' \(there is no tensor"),
         ("gpt_oss", UNCUT, r"YaRN with .*, truncate=False \(32, 1 and True are taken always"),
@@ -216,10 +224,11 @@ def test_windows_by_layer_and_their_base_are_said(tmp_path):
         "full_attention": {"rope_type": "default", "rope_theta": 5e5},
         "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
     }
-    options = {**loadable("olmo3"), "num_hidden_layers": 3}
-    _, folder = saved(tmp_path, "olmo3", **options, layer_types=types, rope_parameters=ropes)
+    options = {**loadable("gemma3_text"), "num_hidden_layers": 3}
+    options |= {"layer_types": types, "rope_parameters": ropes}
+    _, folder = saved(tmp_path, "gemma3_text", **options)
     file = opened(write(tmp_path, read(folder))[0])
-    assert file.metadata["olmo2.rope.freq_base_swa"] == 2e4
+    assert file.metadata["gemma3.rope.freq_base_swa"] == 2e4
     assert file.config().layer_types == tuple(types)
     assert file.config().window_rope.theta == 2e4
 
