@@ -33,9 +33,9 @@ def test_llama_cpp_computes_the_same_from_the_gguf_file_of_a_trainers_step(name,
     manifest = run.manifest(run.latest())
     _, settings = kept(name)
     mapped = mapped_model(manifest, settings)
-    with CheckpointReader.open(run.step_uri(run.latest()), manifest) as reader:
-        shard, _ = stored_gguf(manifest, reader, {}, dtype="float32", mapped=mapped)
-        write_shard(open_files(parse_uri(str(tmp_path))), shard.file_name, shard)
+    reader = CheckpointReader.open(run.step_uri(run.latest()), manifest)
+    shard, _ = stored_gguf(manifest, reader, {}, dtype="float32", mapped=mapped)
+    write_shard(open_files(parse_uri(str(tmp_path))), shard.file_name, shard)
 
     model = KeptModel(name)
     model.load(model.map.rules)
