@@ -220,13 +220,13 @@ class Provider:
                 raise UnauthenticatedError(
                     f"{issuer} does not confirm this sign-in (any more). Sign in again."
                 ) from exc
-            found = f"{exc.error}: {exc.description}"
+            problem = f"{exc.error}: {exc.description}"
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError) as exc:
-            found = str(exc) or type(exc).__name__
-        logger.warning("no token of the issuer %s: %s", issuer, found)
+            problem = str(exc) or type(exc).__name__
+        logger.warning("no token of the issuer %s: %s", issuer, problem)
         raise NotReadyError(
-            f"CAIRN_OIDC_CLIENT_ID: expected a token of {issuer}, found: {found[:500]}. Try again, "
-            "or sign in with a key.",
+            f"CAIRN_OIDC_CLIENT_ID: expected a token of {issuer}, found: {problem[:500]}. "
+            "Try again, or sign in with a key.",
             headers={"Retry-After": str(int(RETRY_SECONDS))},
         )
 
@@ -250,8 +250,8 @@ class Provider:
             raise token_refused("claim 'sub': expected who it is")
         if claims.get("azp", client_id) != client_id:
             raise token_refused("claim 'azp': expected this client")
-        found = claims.get("nonce") if needs_nonce else claims.get("nonce", nonce)
-        if not isinstance(found, str) or not compare_digest(found.encode(), nonce.encode()):
+        claimed = claims.get("nonce") if needs_nonce else claims.get("nonce", nonce)
+        if not isinstance(claimed, str) or not compare_digest(claimed.encode(), nonce.encode()):
             raise token_refused("claim 'nonce': expected that of this sign-in")
         return Person(
             claims, token, refresh_token if isinstance(refresh_token, str) else None, nonce

@@ -315,6 +315,7 @@ def search_runs(
         after: Sort key of the last run that the client has; (): start with the first.
         limit: Largest number of runs.
     """
+    # A filter's values are part of its query: only queries without a filter are kept.
     build = _search_page if search.filter is None else _search_page.__wrapped__
     dialect = connection.dialect.name
     width = len(RunColumns._fields)

@@ -105,9 +105,11 @@ async def finish_sign_in(
                 peer,
             )
         if error or not code:
-            found = error[:100] if error.isascii() and error.isprintable() and error else "no code"
+            is_plain = error.isascii() and error.isprintable()
+            text = error[:100] if error and is_plain else "no code"
             await authenticator.refuse_sign_in(
-                UnauthenticatedError(f"The identity provider answered: {found}. Try again."), peer
+                UnauthenticatedError(f"The identity provider answered: {text}. Try again."),
+                peer,
             )
         redirect_uri = f"{_origin(request)}{CALLBACK}"
         secret = await authenticator.finish_sign_in(pending, code, redirect_uri, peer)

@@ -94,7 +94,8 @@ class Handler(BaseHTTPRequestHandler):
             times = (self._began, time.monotonic())
             self.host.served(Served(*what, status, request.body.received, length, *times))
 
-    def _parse(self) -> tuple[Request, Match | None]:
+    def _head(self) -> tuple[str, dict[str, str], dict[str, str], int | None]:
+        """Path, query, headers and length of the request; None: its body comes in chunks."""
         parts = urlsplit(self.path)
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         headers = {name.lower(): value for name, value in self.headers.items()}
@@ -103,7 +104,11 @@ class Handler(BaseHTTPRequestHandler):
             length = None
         elif headers.get("content-length", "").isdecimal():
             length = int(headers["content-length"])
-        match = find(self.command, parts.path, media=query.get("alt") == "media")
+        return parts.path, query, headers, length
+
+    def _parse(self) -> tuple[Request, Match | None]:
+        path, query, headers, length = self._head()
+        match = find(self.command, path, media=query.get("alt") == "media")
         parameters = match.parameters if match else {}
         address, port = self.connection.getsockname()[:2]
         request = Request(

@@ -102,7 +102,7 @@ class Uploads:
                 upload.name,
                 whole,
                 fields=upload.fields,
-                conditions=Matches.parse(request.headers),  # type: ignore[arg-type]
+                conditions=Matches.parse(request.headers),
                 component_count=len(asked),
             )
         finally:

@@ -179,7 +179,7 @@ def put(service: Service, request: Request) -> Response:
             request.name,
             staged,
             fields=fields_of(request),
-            conditions=Matches.parse(request.headers),  # type: ignore[arg-type]  # same methods
+            conditions=Matches.parse(request.headers),
         )
     finally:
         staged.discard()
@@ -190,7 +190,7 @@ def get(service: Service, request: Request) -> Response:
     """`GetObject` and `HeadObject`."""
     bucket = service.store.bucket(request.bucket)
     conditions = Matches.parse(request.headers)
-    stored, file = bucket.open(request.name, None, conditions)  # type: ignore[arg-type]
+    stored, file = bucket.open(request.name, None, conditions)
     try:
         asked = parse_range(request.headers.get("range"), stored.size)
     except ApiError:
@@ -209,7 +209,7 @@ def delete(service: Service, request: Request) -> Response:
     conditions = Matches.parse(request.headers)
     bucket = service.store.bucket(request.bucket)
     try:
-        bucket.delete(request.name, conditions=conditions)  # type: ignore[arg-type]
+        bucket.delete(request.name, conditions=conditions)
     except NotFoundError:
         if bucket.find(request.name) is not None:
             raise
@@ -253,7 +253,7 @@ def copy(service: Service, request: Request) -> Response:
         source_bucket,
         request.name,
         fields=dict(source.fields),
-        conditions=Matches.parse(request.headers),  # type: ignore[arg-type]
+        conditions=Matches.parse(request.headers),
     )
     body = f"<ETag>{escape(etag_of(stored))}</ETag><LastModified>{stored.updated}</LastModified>"
     return xml(f"<CopyObjectResult>{body}</CopyObjectResult>")

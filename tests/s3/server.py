@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote
 
 from tests.gcs.errors import ApiError
 from tests.gcs.handler import Handler
@@ -66,18 +66,11 @@ class _S3Connection(Handler):
 
     def __init__(self, connection: socket.socket, address: tuple[str, int], host: S3Server) -> None:
         self.host = host
-        super().__init__(connection, address, host)  # type: ignore[arg-type]  # any object will do
+        super().__init__(connection, address, host)
 
     def _parse(self) -> tuple[Request, Match | None]:
-        parts = urlsplit(self.path)
-        query = dict(parse_qsl(parts.query, keep_blank_values=True))
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        length: int | None = 0
-        if "chunked" in headers.get("transfer-encoding", "").lower():
-            length = None
-        elif headers.get("content-length", "").isdecimal():
-            length = int(headers["content-length"])
-        bucket, _, name = unquote(parts.path).lstrip("/").partition("/")
+        path, query, headers, length = self._head()
+        bucket, _, name = unquote(path).lstrip("/").partition("/")
         route = self._route(self.command, name, query, headers)
         request = Request(
             method=self.command,

@@ -20,7 +20,7 @@ def check_provider(settings: Settings) -> Iterator[Finding]:
     """
     if not settings.oidc_issuer:
         return
-    issuer, found = Issuer(settings), settings.oidc_issuer
+    issuer, address = Issuer(settings), settings.oidc_issuer
     try:
         missing = [
             name
@@ -34,15 +34,15 @@ def check_provider(settings: Settings) -> Iterator[Finding]:
         yield Finding(CHECK, Outcome.FAIL, exc.detail, fix)
         return
     if not settings.oidc_client_id:
-        yield Finding(CHECK, Outcome.OK, f"{found} publishes its keys; nobody signs in there")
+        yield Finding(CHECK, Outcome.OK, f"{address} publishes its keys; nobody signs in there")
         return
     if missing:
-        text = f"{found}: expected {' and '.join(missing)} in its discovery document, found none"
+        text = f"{address}: expected {' and '.join(missing)} in its discovery document, found none"
         yield Finding(CHECK, Outcome.FAIL, text, "unset CAIRN_OIDC_CLIENT_ID: people need keys")
         return
     if methods and "S256" not in methods:
-        text = f"{found}: expected S256 among its PKCE methods, found {', '.join(methods)}"
+        text = f"{address}: expected S256 among its PKCE methods, found {', '.join(methods)}"
         yield Finding(CHECK, Outcome.WARN, text, "enable PKCE with S256 at the provider")
     ends = "" if has_sign_out else "; it has no sign-out, so signing out ends sessions here only"
-    text = f"{found} signs people in; register https://HOST{CALLBACK} there{ends}"
+    text = f"{address} signs people in; register https://HOST{CALLBACK} there{ends}"
     yield Finding(CHECK, Outcome.OK, text)

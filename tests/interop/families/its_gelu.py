@@ -2,6 +2,9 @@
 
 import torch
 
+LIMIT_OF_ITS_GELU = 1e-3
+"""Of the largest logit. A last bit decides which entry of its table llama.cpp takes for gelu."""
+
 
 class TableGelu(torch.nn.Module):
     """gelu as llama.cpp computes it on a CPU: in a table from 16-bit numbers to 16-bit numbers."""

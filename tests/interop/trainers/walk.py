@@ -56,7 +56,7 @@ class KeptModel:
 
     def difference(self, rules: tuple[Rule, ...]) -> float:
         """Return how far the logits by these rules are from the trainer's, relative to these."""
-        self.load(rules)
+        self.load_leaves(rules)
         if self.map.head_rounding is not None:
             round_tied_head(self.model, *self.map.head_rounding)
         with torch.no_grad():
@@ -64,7 +64,7 @@ class KeptModel:
         expected = self.expected[..., : logits.shape[-1]]
         return float(np.abs(logits - expected).max() / np.abs(expected).max())
 
-    def load(self, rules: tuple[Rule, ...]) -> None:
+    def load_leaves(self, rules: tuple[Rule, ...]) -> None:
         """Load the leaves that these rules make into the model of transformers."""
         leaves: dict[str, np.ndarray] = {}
         for rule in rules:
