@@ -1,7 +1,7 @@
 """Rows of `control_plane.py` of many runs: a page of 10,000 runs, sorted by a metric.
 
 Each run has a step with three metrics. A page has 100 runs and three columns; half of the requests
-ask for the first page, half for the page after it.
+ask for the first page, half for the one in the middle.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from cairn.storage.store.uri import StoreURI, parse_uri
 from tests.service.stores import make_run
 
 RUNS: Final = 10_000
+PAGE: Final = 100
 ROW: Final = "list 100 of 10,000 runs by a metric"
 PEER_ROW: Final = "list 100 runs"
 BUDGET: Final = 0.05
@@ -51,8 +52,11 @@ def requests(url: str) -> Callable[[int, int], bytes]:
     query = {
         "order_by": 'best."eval/loss"',
         "columns": ", ".join((*(f'best."{name}"' for name in METRICS[:2]), "labels.lr")),
-        "page_size": 100,
+        "page_size": PAGE,
     }
-    token = httpx.get(f"{url}/v1/runs", params=query, timeout=60).json()["next_page_token"]
-    first, second = (f"/v1/runs?{urlencode(query | more)}" for more in ({}, {"page_token": token}))
-    return lambda client, turn: request(url, "GET", (first, second)[(client + turn) % 2])
+    middle: dict[str, str] = {}
+    for _ in range(RUNS // PAGE // 2):
+        answer = httpx.get(f"{url}/v1/runs", params=query | middle, timeout=60)
+        middle = {"page_token": answer.json()["next_page_token"]}
+    paths = [f"/v1/runs?{urlencode(query | more)}" for more in ({}, middle)]
+    return lambda client, turn: request(url, "GET", paths[(client + turn) % 2])

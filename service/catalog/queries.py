@@ -7,12 +7,15 @@ from types import NoneType
 from typing import Any, Final, Literal, NamedTuple
 
 from sqlalchemy import (
+    ARRAY,
     BindParameter,
     ColumnElement,
     Connection,
     Double,
+    Integer,
     Select,
     and_,
+    any_,
     bindparam,
     cast,
     func,
@@ -429,11 +432,18 @@ _METRICS: Final = select(
     RunMetricRow.run_id,
     RunMetricRow.name,
     *(getattr(RunMetricRow, field) for field in MetricColumns._fields),
-).where(
-    # Numbers in the text of the query: a hundred parameters take longer than the query.
-    RunMetricRow.run_id.in_(bindparam("runs", expanding=True, literal_execute=True)),
-    RunMetricRow.name.in_(bindparam("names", expanding=True)),
-)
+).where(RunMetricRow.name.in_(bindparam("names", expanding=True)))
+
+# A parameter for each of a hundred runs takes longer than the query: SQLite has the numbers in the
+# query's text, PostgreSQL in one array, so that it has the text prepared.
+_METRICS_OF_RUNS: Final = {
+    "sqlite": _METRICS.where(
+        RunMetricRow.run_id.in_(bindparam("runs", expanding=True, literal_execute=True))
+    ),
+    "postgresql": _METRICS.where(
+        RunMetricRow.run_id == any_(bindparam("runs", type_=ARRAY(Integer)))
+    ),
+}
 
 
 def _run_metrics(
@@ -442,7 +452,7 @@ def _run_metrics(
     """Return the metrics of some runs by name and run."""
     metrics: dict[str, dict[int, MetricColumns]] = {}
     parameters = {"runs": [run.id for run in runs], "names": list(names)}
-    for row in connection.execute(_METRICS, parameters).all():
+    for row in connection.execute(_METRICS_OF_RUNS[connection.dialect.name], parameters).all():
         metrics.setdefault(row[1], {})[row[0]] = MetricColumns._make(row[2:])
     return metrics
 

@@ -279,15 +279,19 @@ def _comes_after(keys: Sequence[SortKey], last: Key) -> ColumnElement[bool]:
     # null.
     ways: list[ColumnElement[bool]] = []
     same: list[ColumnElement[bool]] = []
+    # Follows from the ways; without it an index is read from its start for each page.
+    start: ColumnElement[bool] = true()
     for key, part in zip(keys, last, strict=True):
         if part is None:  # missing values come last: only ties can follow
             same.append(key.value.is_(None))
             continue
         part = _bound(part)
         later = key.value < part if key.descending else key.value > part
+        if not same and not key.missing:
+            start = key.value <= part if key.descending else key.value >= part
         ways.append(and_(*same, or_(later, key.value.is_(None)) if key.missing else later))
         same.append(key.value == part)
-    return or_(false(), *ways)
+    return and_(start, or_(false(), *ways))
 
 
 def _bound(value: Any) -> Any:
