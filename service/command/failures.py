@@ -24,8 +24,8 @@ from cairn.service.errors import (
     SetUpError,
     WatchEndedError,
 )
+from cairn.service.problem_types import storage_problem
 from cairn.service.sentences import detail_of, members_of
-from cairn.storage import errors as storage_errors
 from cairn.storage.errors import StorageError
 
 
@@ -80,7 +80,8 @@ _DAMAGED: Final = {
     f"{_PREFIX}{slug}" for slug in ("corrupt", "damaged", "leads-out", "step-damaged")
 }
 
-# The first class in the error's MRO that has an entry decides, as it does over HTTP.
+# The first class in the error's MRO that has an entry decides; errors of the store have the types
+# of the HTTP API.
 _OF_ERRORS: Final[Mapping[type[Exception], tuple[ExitStatus, str, str]]] = {
     Exception: (ExitStatus.FAILED, "failed", "Failed"),
     InstallationError: (ExitStatus.FAILED, "installation", "A package is missing"),
@@ -96,55 +97,6 @@ _OF_ERRORS: Final[Mapping[type[Exception], tuple[ExitStatus, str, str]]] = {
     SetUpError: (ExitStatus.CONFLICT, "set-up", "Set up already"),
     ServerUnreachableError: (ExitStatus.NOT_READY, "unreachable", "No control plane answers"),
     WatchEndedError: (ExitStatus.INTERRUPTED, "watch-ended", "Not watched any more"),
-    storage_errors.InvalidURIError: (ExitStatus.USAGE, "invalid-uri", "Invalid name or URI"),
-    storage_errors.InvalidSliceError: (ExitStatus.USAGE, "invalid-slice", "Invalid slice"),
-    storage_errors.UnsupportedLeafError: (
-        ExitStatus.USAGE,
-        "unsupported-leaf",
-        "The leaf can't be had so",
-    ),
-    storage_errors.PolicyError: (ExitStatus.USAGE, "invalid-policy", "The policy can't act"),
-    storage_errors.NotFoundError: (ExitStatus.NOT_FOUND, "not-found", "Not found"),
-    storage_errors.PreconditionFailedError: (
-        ExitStatus.CONFLICT,
-        "precondition-failed",
-        "Precondition failed",
-    ),
-    storage_errors.StepExistsError: (ExitStatus.CONFLICT, "step-exists", "The step exists"),
-    storage_errors.StepInFlightError: (
-        ExitStatus.CONFLICT,
-        "step-in-flight",
-        "The step is being written",
-    ),
-    storage_errors.StepInUseError: (ExitStatus.CONFLICT, "step-in-use", "The step is in use"),
-    storage_errors.StepChangedError: (
-        ExitStatus.CONFLICT,
-        "step-changed",
-        "The step changed meanwhile",
-    ),
-    storage_errors.StepDamagedError: (ExitStatus.DAMAGED, "step-damaged", "The step is damaged"),
-    storage_errors.LeaseHeldError: (
-        ExitStatus.CONFLICT,
-        "lease-held",
-        "Another writer holds the run",
-    ),
-    storage_errors.FencedError: (
-        ExitStatus.CONFLICT,
-        "fenced",
-        "A later attempt has taken over",
-    ),
-    storage_errors.CorruptionError: (ExitStatus.DAMAGED, "corrupt", "Stored data is corrupt"),
-    storage_errors.ConfinementError: (ExitStatus.DAMAGED, "leads-out", "Leads out of its run"),
-    storage_errors.SourceRefusedError: (
-        ExitStatus.CONFLICT,
-        "source-refused",
-        "No folder to adopt from",
-    ),
-    storage_errors.StoreUnavailableError: (
-        ExitStatus.NOT_READY,
-        "store-unavailable",
-        "The store does not answer",
-    ),
 }
 KNOWN: Final = (ServiceError, StorageError, InteropError, InstallationError)
 """Errors that users can act on; any other is a bug of the program, and shows a traceback."""
@@ -154,13 +106,19 @@ def exit_status(error: Exception) -> ExitStatus:
     """Map an error to an exit status."""
     if isinstance(error, ProblemResponseError):
         kind = str(error.problem.get("type"))
-        if kind in _DAMAGED:
-            return ExitStatus.DAMAGED
         if kind == _FOREIGN and error.status == 404:
             return ExitStatus.NOT_READY  # the answer is from another kind of server
-    if isinstance(error, ProblemResponseError | ProblemError):
-        return _OF_ANSWERS.get(error.status, ExitStatus.FAILED)
+        return _exit_status(error.status, kind)
+    if isinstance(error, ProblemError):
+        return _exit_status(error.status, _PREFIX + error.slug)
     return _kind(error)[0]
+
+
+def _exit_status(status: int, kind: str) -> ExitStatus:
+    """Map the status and the type of a problem to an exit status."""
+    if kind in _DAMAGED:
+        return ExitStatus.DAMAGED
+    return _OF_ANSWERS.get(status, ExitStatus.FAILED)
 
 
 def problem_of(error: Exception) -> dict[str, Any]:
@@ -203,4 +161,7 @@ def as_json(problem: Mapping[str, Any]) -> str:
 
 
 def _kind(error: Exception) -> tuple[ExitStatus, str, str]:
+    if isinstance(error, StorageError):
+        status, slug, title = storage_problem(error)
+        return _exit_status(status, _PREFIX + slug), slug, title
     return next(_OF_ERRORS[kind] for kind in type(error).__mro__ if kind in _OF_ERRORS)

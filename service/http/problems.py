@@ -1,4 +1,4 @@
-"""Conversion of every error to a problem+json body: the table and the exception handlers."""
+"""Conversion of every error to a problem+json body, and the exception handlers."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,7 @@ from starlette.routing import Match
 from cairn.service.errors import ProblemError
 from cairn.service.http.field_errors import field_detail
 from cairn.service.observability.ids import REQUEST_ID_HEADER, request_id
+from cairn.service.problem_types import storage_problem
 from cairn.service.schemas import MAX_ERRORS, MORE_ERRORS, FieldProblem, Problem
 from cairn.service.sentences import detail_of, members_of
 from cairn.storage import errors as storage_errors
@@ -33,42 +34,6 @@ _MAX_LINES: Final = 100  # entries of a list other than `errors`, such as `probl
 _MAX_TEXT: Final = 8000  # characters of the detail, and of each such entry
 
 _NO_DATABASE: Final = "The database does not answer"
-
-# The first class of an error's MRO that is in the table decides.
-_STORAGE: Final[Mapping[type[StorageError], tuple[int, str, str]]] = {
-    StorageError: (500, "storage", "The store failed"),
-    storage_errors.InvalidURIError: (422, "invalid-uri", "Invalid name or URI"),
-    storage_errors.NotFoundError: (404, "not-found", "Not found"),
-    storage_errors.RunNotFoundError: (404, "run-not-found", "No such run"),
-    storage_errors.StepNotFoundError: (404, "step-not-found", "No such step"),
-    storage_errors.AliasNotFoundError: (404, "alias-not-found", "No such alias"),
-    storage_errors.ArtifactNotFoundError: (404, "artifact-not-found", "No such artifact"),
-    storage_errors.LeafNotFoundError: (404, "leaf-not-found", "No such leaf"),
-    storage_errors.InvalidSliceError: (422, "invalid-slice", "No such part of the array"),
-    storage_errors.NotACheckpointError: (422, "not-a-checkpoint", "Not a checkpoint"),
-    storage_errors.PolicyError: (422, "invalid-policy", "The policy can't act"),
-    storage_errors.RecordNotLostError: (422, "record-not-lost", "The record is not lost"),
-    storage_errors.TreeMismatchError: (422, "tree-mismatch", "The checkpoint does not fit"),
-    storage_errors.IteratorMismatchError: (422, "iterator-mismatch", "The iterators do not fit"),
-    storage_errors.CorruptionError: (409, "corrupt", "Stored data is corrupt"),
-    storage_errors.ConfinementError: (409, "leads-out", "Leads out of its run"),
-    storage_errors.SourceRefusedError: (409, "source-refused", "No folder to adopt from"),
-    storage_errors.PreconditionFailedError: (412, "precondition-failed", "Precondition failed"),
-    storage_errors.StepExistsError: (409, "step-exists", "The step exists"),
-    storage_errors.StepInFlightError: (409, "step-in-flight", "The step is being written"),
-    storage_errors.StepChangedError: (409, "step-changed", "The step changed meanwhile"),
-    storage_errors.StepDamagedError: (409, "step-damaged", "The step is damaged"),
-    storage_errors.StepInUseError: (409, "step-in-use", "The step is in use"),
-    storage_errors.LeaseHeldError: (409, "lease-held", "Another writer holds the run"),
-    storage_errors.FencedError: (409, "fenced", "A later attempt has taken over"),
-    storage_errors.LateProcessError: (503, "process-late", "A process of the job did not come"),
-    storage_errors.StoreCheckError: (409, "store-unsound", "The store is not sound"),
-    storage_errors.SaveError: (500, "save-failed", "A save failed"),
-    storage_errors.StoreFullError: (507, "store-full", "The store is full"),
-    storage_errors.StoreUnavailableError: (503, "store-unavailable", "The store does not answer"),
-    storage_errors.UnsupportedLeafError: (422, "unsupported-leaf", "Unsupported leaf"),
-    storage_errors.UnsupportedFormatError: (422, "unsupported-format", "Unsupported format"),
-}
 
 _DATABASE: Final[Mapping[type[Exception], tuple[int, str, str]]] = {
     database_errors.SQLAlchemyError: (500, "database", "The database failed"),
@@ -104,11 +69,10 @@ def problem_from(exc: BaseException, *, instance: str, root: str = "") -> Proble
             **exc.extra,
         )
     if isinstance(exc, StorageError):
-        status, slug, title = next(_STORAGE[kind] for kind in type(exc).__mro__ if kind in _STORAGE)
         members = members_of(exc, root=root)
         if isinstance(exc, storage_errors.LeaseHeldError):
             members["holder"] = exc.holder
-        return _problem(status, slug, title, detail_of(exc, root=root), instance, **members)
+        return _problem(*storage_problem(exc), detail_of(exc, root=root), instance, **members)
     for kind in type(exc).__mro__:
         if kind in _DATABASE:
             return _database_problem(exc, *_DATABASE[kind], instance)

@@ -86,6 +86,6 @@ def test_what_is_written_wrong_is_told(options, named):
 
 def test_what_can_not_be_noted_changes_nothing(tmp_path, run):
     done = cairn_here("annotate", f"{run.uri}/steps/3", "--label", "a=b", "--better", "loss=min")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "expected a metric of that name" in done.stderr
     assert noted(run, 3) == Annotation()

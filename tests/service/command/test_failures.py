@@ -18,6 +18,11 @@ STATUSES = {
     "InvalidSliceError": USAGE,
     "UnsupportedLeafError": USAGE,
     "PolicyError": USAGE,
+    "NotACheckpointError": USAGE,
+    "UnsupportedFormatError": USAGE,
+    "RecordNotLostError": USAGE,
+    "TreeMismatchError": USAGE,
+    "IteratorMismatchError": USAGE,
     "NotFoundError": NOT_FOUND,
     "RunNotFoundError": NOT_FOUND,
     "StepNotFoundError": NOT_FOUND,
@@ -35,6 +40,8 @@ STATUSES = {
     "CorruptionError": DAMAGED,
     "ConfinementError": DAMAGED,
     "SourceRefusedError": CONFLICT,
+    "StoreCheckError": CONFLICT,
+    "LateProcessError": NOT_READY,
     "StoreUnavailableError": NOT_READY,
 }
 
