@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from cairn.counts import count_text
 from cairn.interop.errors import ArgumentError
-from cairn.storage.counts import count_text
 
 __all__ = ["MESH_AXES", "AxisEntry", "PartitionAxis", "entry_axes"]
 

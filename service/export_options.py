@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from cairn.storage.counts import count_text
+from cairn.counts import count_text
 
 _DEFAULTS: Final = {"format": "huggingface", "max_shard_bytes": 5_000_000_000, "lora": "merge"}
 _UNITS: Final = {

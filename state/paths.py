@@ -10,10 +10,10 @@ import jax
 import numpy as np
 from flax import nnx
 
+from cairn.counts import count_text
 from cairn.state.checkpointing import trees
 from cairn.state.errors import TreeStructureError
 from cairn.storage.arrays.leaf_paths import keys_of
-from cairn.storage.counts import count_text
 
 __all__ = [
     "NamedLeaf",

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
+from cairn.counts import count_text
 from cairn.interop.conversion.ops import (
     Array,
     Chain,
@@ -29,7 +30,6 @@ from cairn.interop.conversion.rules import Rule
 from cairn.interop.errors import ArgumentError, ConversionError
 from cairn.storage.arrays.boxes import fill
 from cairn.storage.arrays.dtypes import is_floating
-from cairn.storage.counts import count_text
 from cairn.storage.safetensors.writer import TensorSource
 
 FLOAT_NAMES = ("float32", "float16", "bfloat16", "float64")

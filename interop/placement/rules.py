@@ -9,6 +9,7 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from cairn.counts import count_text
 from cairn.interop.partition_axis import MESH_AXES, AxisEntry, PartitionAxis, entry_axes
 from cairn.interop.placement.specs import (
     Entries,
@@ -18,7 +19,6 @@ from cairn.interop.placement.specs import (
     splitting_axes,
     without_trailing_nones,
 )
-from cairn.storage.counts import count_text
 
 __all__ = [
     "AUTOMATIC",

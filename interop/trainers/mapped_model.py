@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from cairn.counts import count_text
 from cairn.interop.config.auto import AutoEasyDeLConfig
 from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.config.decoder_layers import leaf_shapes
@@ -19,7 +20,6 @@ from cairn.interop.errors import ConversionError
 from cairn.interop.trainers import maxtext, tunix
 from cairn.interop.trainers.maxtext_settings import from_maxtext, is_maxtext, sizes_in
 from cairn.interop.trainers.trainer import HeadRounding, TrainerTree, find_trees
-from cairn.storage.counts import count_text
 
 __all__ = ["TRAINERS", "MappedModel", "map_model"]
 

@@ -9,8 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from cairn.counts import count_text
 from cairn.interop.errors import ConfigError
-from cairn.storage.counts import count_text
 
 __all__ = ["FILE", "flat_yaml", "from_maxtext", "is_maxtext", "sizes_in"]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from cairn.counts import count_text
 from cairn.interop.config.auto import AutoEasyDeLConfig
 from cairn.interop.config.base import EDPretrainedConfig
 from cairn.interop.config.decoder import DecoderConfig
@@ -27,7 +28,6 @@ from cairn.interop.weights.mapped_leaves import by_stored_leaf, mapped_leaves
 from cairn.interop.weights.peft_names import modules_of
 from cairn.interop.weights.stored_leaves import ServedLeaf, adapters_of, served_leaves
 from cairn.storage.arrays.dtypes import is_floating
-from cairn.storage.counts import count_text
 from cairn.storage.errors import TreeMismatchError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.records.manifest import Manifest

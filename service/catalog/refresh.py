@@ -15,6 +15,7 @@ from typing import Final
 
 from sqlalchemy.exc import DataError
 
+from cairn.counts import count_text
 from cairn.service.catalog import rows
 from cairn.service.catalog.change_tokens import change_token
 from cairn.service.catalog.engine import Catalog
@@ -22,7 +23,6 @@ from cairn.service.catalog.roots import drop_index
 from cairn.service.catalog.snapshot import take_snapshot
 from cairn.service.errors import NotReadyError
 from cairn.service.http.limiters import leave_catalog
-from cairn.storage.counts import count_text
 from cairn.storage.errors import (
     NotFoundError,
     RunNotFoundError,

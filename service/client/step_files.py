@@ -8,6 +8,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
+from cairn.counts import count_text
 from cairn.service.client.checked_file import fetch_checked, is_as_recorded
 from cairn.service.client.download import blocks
 from cairn.service.client.protocol.paths import DEFAULT_ROOT, file_path, plain_parts, step_path
@@ -15,7 +16,6 @@ from cairn.service.client.tensors import TensorsConnection
 from cairn.service.errors import DownloadError, ProblemResponseError
 from cairn.service.schemas import StepFile, StepFileList
 from cairn.storage.arrays.orbax_tree import JSON_FILES
-from cairn.storage.counts import count_text
 
 _SUMMED_BYTES: Final = 1 << 20
 _SHOWN: Final = 3

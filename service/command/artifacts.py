@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 
 import typer
 
+from cairn.counts import count_text
 from cairn.service.client.client import Client
 from cairn.service.client.lookup import find_step
 from cairn.service.client.protocol.paths import run_path, segment
@@ -16,7 +17,6 @@ from cairn.service.command.output.tables import print_table, readable
 from cairn.service.export_options import has_permanent_address, options_text, typed_options
 from cairn.service.schemas import Artifact, ArtifactList, OperationKind
 from cairn.service.sizes import Size
-from cairn.storage.counts import count_text
 
 app: Final = typer.Typer()
 

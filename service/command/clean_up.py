@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from cairn.counts import count_text
 from cairn.service.client.client import Client
 from cairn.service.command import completion
 from cairn.service.command.addresses import (
@@ -30,7 +31,6 @@ from cairn.service.command.output.tables import print_table
 from cairn.service.glossary import state_label
 from cairn.service.schemas import RetentionDecision, RetentionPlan
 from cairn.service.sizes import Size, size_text
-from cairn.storage.counts import count_text
 
 app: Final = typer.Typer()
 

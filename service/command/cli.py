@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, cast
 
 import typer
 
+from cairn.counts import count_text
 from cairn.installation import installed_version, missing_extra
 from cairn.service.client.addresses import BEST
 from cairn.service.client.client import Client
@@ -108,7 +109,6 @@ from cairn.service.schemas import (
     OperationState,
     RunList,
 )
-from cairn.storage.counts import count_text
 from cairn.storage.runs.records.layout import RUN_FILE, check_run_name
 from cairn.storage.store.uri import parse_uri
 

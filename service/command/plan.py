@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 from pydantic import ValidationError
 
+from cairn.counts import count_text
 from cairn.service.client.client import Client
 from cairn.service.command.addresses import is_in_store
 from cairn.service.command.failures import ExitStatus
@@ -19,7 +20,6 @@ from cairn.service.command.served_steps import ServedStep
 from cairn.service.command.tensors import shape_text, spec_text
 from cairn.service.schemas import PlannedLeaf, PlanRequest, StepPlan
 from cairn.service.sizes import Size
-from cairn.storage.counts import count_text
 
 app: Final = typer.Typer()
 

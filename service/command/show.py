@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 from rich.tree import Tree
 
+from cairn.counts import count_text
 from cairn.service.client.client import Client
 from cairn.service.command.options import CheckpointArgument, RootOption, UrlOption, console, errors
 from cairn.service.command.output.documents import JsonOption, print_document
@@ -26,7 +27,6 @@ from cairn.service.errors import DownloadError, ProblemResponseError
 from cairn.service.glossary import state_label
 from cairn.service.schemas import Checkpoint, Damage, Tensor, TensorStatistics
 from cairn.service.sizes import Size
-from cairn.storage.counts import count_text
 from cairn.storage.errors import UnsupportedLeafError
 
 app: Final = typer.Typer()

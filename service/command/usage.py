@@ -4,13 +4,13 @@ from typing import Final
 
 import typer
 
+from cairn.counts import count_text
 from cairn.service.client.client import Client
 from cairn.service.command.addresses import check_run, is_in_store, resolve_run
 from cairn.service.command.options import RootOption, RunArgument, UrlOption, console
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
 from cairn.service.sizes import Size, size_text
-from cairn.storage.counts import count_text
 
 app: Final = typer.Typer()
 

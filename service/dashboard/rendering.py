@@ -10,13 +10,13 @@ from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from cairn.counts import count_text
 from cairn.service.access.callers import Scope
 from cairn.service.dashboard import addresses, formats
 from cairn.service.dashboard.charts import marks, timeline
 from cairn.service.export_options import options_text
 from cairn.service.glossary import state_label
 from cairn.service.sizes import size_text
-from cairn.storage.counts import count_text
 from cairn.storage.store.clock import utc_now
 
 FOLDER: Final = Path(__file__).parent

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from cairn.counts import count_text
 from cairn.service.http.problems import problem_from
 from cairn.service.jobs.context import JobCancelled, JobContext, JobsStopping, Result
 from cairn.service.jobs.errors import JobFailedError, PartsFailedError
 from cairn.service.jobs.progress import ProgressMeter
 from cairn.service.observability.tracing import span
-from cairn.storage.counts import count_text
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.store.uri import StoreURI
 

@@ -15,13 +15,13 @@ from typing import Any, Final, NamedTuple
 
 import jax
 
+from cairn.counts import count_text
 from cairn.state.checkpointing.iterator_states import (
     NotStorableError,
     state_from_json,
     state_to_json,
 )
 from cairn.state.checkpointing.processes import agreement, exchange
-from cairn.storage.counts import count_text
 from cairn.storage.errors import (
     InvalidURIError,
     IteratorMismatchError,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, SupportsIndex, get_args
 
 import jax
 
+from cairn.counts import count_text
 from cairn.state.checkpointing import trees
 from cairn.state.checkpointing.gc_pause import pause_gc
 from cairn.state.checkpointing.iterators import Positions, find_positions, warn_of_left
@@ -21,7 +22,6 @@ from cairn.state.checkpointing.restore import FittedItem, fit_item
 from cairn.state.checkpointing.restores.targets import Casts
 from cairn.state.checkpointing.skipped_steps import record_skipped
 from cairn.storage.arrays.orbax_tree import META_ITEM
-from cairn.storage.counts import count_text
 from cairn.storage.errors import InvalidURIError, LeafNotFoundError, PolicyError, TreeMismatchError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.damage import OnDamage, damaged_steps

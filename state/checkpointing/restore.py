@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 from pydantic import TypeAdapter, ValidationError
 
+from cairn.counts import count_text
 from cairn.state.checkpointing import trees
 from cairn.state.checkpointing.gc_pause import pause_gc
 from cairn.state.checkpointing.processes import agreement
@@ -19,7 +20,6 @@ from cairn.state.checkpointing.restores.local_leaves import read_leaves
 from cairn.state.checkpointing.restores.shared_leaves import agreed_shared, read_shared
 from cairn.state.checkpointing.restores.targets import Casts, TargetLeaf, target_leaf
 from cairn.storage.arrays.orbax_tree import META_ITEM
-from cairn.storage.counts import count_text
 from cairn.storage.errors import (
     CorruptionError,
     LeafNotFoundError,

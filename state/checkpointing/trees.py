@@ -15,9 +15,9 @@ from typing import Any, Final
 import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
+from cairn.counts import count_text
 from cairn.storage.arrays.leaf_paths import keys_of, path_of
 from cairn.storage.arrays.orbax_tree import array_name
-from cairn.storage.counts import count_text
 from cairn.storage.errors import TreeMismatchError, UnsupportedLeafError
 from cairn.storage.store.uri import is_text
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from typing import Any, Final
 
+from cairn.counts import count_text
 from cairn.interop.errors import ArgumentError, with_nearest
 from cairn.interop.weights.files import GENERATION_FILE
 from cairn.interop.weights.source_folder import parse_json
 from cairn.state.models.generation_arguments import config_value
-from cairn.storage.counts import count_text
 
 SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p")
 """Settings that take effect if tokens are drawn at random."""

@@ -18,10 +18,10 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
+from cairn.counts import count_text
 from cairn.interop.partition_axis import MESH_AXES
 from cairn.interop.placement import specs
 from cairn.state.errors import ShardingError
-from cairn.storage.counts import count_text
 
 __all__ = [
     "compiling_mesh",

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from cairn.counts import count_text
 from cairn.interop.errors import ArgumentError
 from cairn.state.errors import NotInitializedError, TreeStructureError
 from cairn.state.paths import named_leaves, own_variables
@@ -18,7 +19,6 @@ from cairn.state.sharding.put import put_leaf, put_tree
 from cairn.state.sharding.report import ShardingReport
 from cairn.state.sharding.rules import module_plan
 from cairn.state.sharding.stable_placement import placement_of, settled
-from cairn.storage.counts import count_text
 
 __all__ = ["StateShardingMixin", "beside", "params_by_rules", "place_step"]
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from pydantic import ConfigDict, TypeAdapter
 from typing_extensions import TypedDict
 
+from cairn.counts import count_text
 from cairn.interop.errors import ArgumentError
 from cairn.interop.weights.export import MODEL_ITEM, served_item
 from cairn.state.checkpointing.iterators import Positions, find_positions, warn_of_left
@@ -26,7 +27,6 @@ from cairn.state.checkpointing.restore import (
 from cairn.state.paths import named_leaves
 from cairn.state.states.memory_kinds import in_memory
 from cairn.storage.arrays.dtypes import dtype_named
-from cairn.storage.counts import count_text
 from cairn.storage.errors import (
     NotACheckpointError,
     TreeMismatchError,

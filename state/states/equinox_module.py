@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cairn.counts import count_text
 from cairn.interop.errors import ArgumentError
-from cairn.storage.counts import count_text
 
 __all__ = ["ModuleCall", "check_leaves", "is_equinox", "take_apart"]
 

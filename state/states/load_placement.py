@@ -7,13 +7,13 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
+from cairn.counts import count_text
 from cairn.interop.errors import ArgumentError
 from cairn.interop.names import EasyDeLBackends, EasyDeLPlatforms
 from cairn.interop.partition_axis import PartitionAxis
 from cairn.state.paths import named_leaves
 from cairn.state.sharding.mesh import mesh_text
 from cairn.storage.arrays.leaf_paths import path_of
-from cairn.storage.counts import count_text
 
 __all__ = [
     "apply_shard_fns",

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cairn.counts import count_text
 from cairn.interop.config.frozen import FrozenJSON
 from cairn.interop.dtypes import floating_dtype
 from cairn.interop.errors import ArgumentError
@@ -41,7 +42,6 @@ from cairn.state.states.memory_kinds import offloaded_leaves
 from cairn.state.states.number_forms import python_numbers, weak_leaves
 from cairn.state.states.progress import print_progress, size_text
 from cairn.state.states.stored_fields import field_forms
-from cairn.storage.counts import count_text
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.layout import check_step, parse_ref
 from cairn.storage.runs.records.manifest import ModelInfo

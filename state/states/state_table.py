@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
+from cairn.counts import count_text
 from cairn.state.paths import named_leaves
 from cairn.state.sharding.report import leaf_bytes
-from cairn.storage.counts import count_text
 from cairn.storage.notebooks import MAX_ROWS, html_table, size_cell
 
 __all__ = ["state_table"]

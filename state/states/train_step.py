@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from cairn.counts import count_text
 from cairn.interop.errors import ArgumentError
 from cairn.state.errors import TreeStructureError, require_optimizer
 from cairn.state.paths import named_leaves, rebuild
@@ -16,7 +17,6 @@ from cairn.state.sharding.put import put_leaf
 from cairn.state.states.easydel_state import EasyDeLState
 from cairn.state.states.optimizer_step import used_arguments
 from cairn.state.states.train_state import TrainState
-from cairn.storage.counts import count_text
 
 __all__ = ["TrainStep"]
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from cairn.counts import count_text
 from cairn.storage.arrays.dtypes import is_floating
-from cairn.storage.counts import count_text
 from cairn.storage.errors import PolicyError, TreeMismatchError
 from cairn.storage.reading.item_arrays import LeafInfo
 from cairn.storage.runs.records.manifest import ModelInfo

@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from cairn.counts import count_text
 from cairn.storage.arrays.boxes import READ_BYTES, Box, chunk_boxes
 from cairn.storage.arrays.chunk_digests import FILE_PREFIX, ChunkDigests, DigestedBox
 from cairn.storage.arrays.digests import digest_chunks, digest_text, total
 from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.arrays.orbax_tree import ARRAY_METADATA, parse_key_kinds
-from cairn.storage.counts import count_text
 from cairn.storage.errors import CorruptionError, TreeMismatchError, UnsupportedFormatError
 from cairn.storage.orbax_import.model_map import ModelLeaf, ModelMap
 from cairn.storage.reading.item_arrays import ItemArrays, LeafInfo

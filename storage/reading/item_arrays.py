@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorstore as ts
 
+from cairn.counts import count_text
 from cairn.storage.arrays.boxes import chunk_count
 from cairn.storage.arrays.chunk_digests import ChunkDigests
 from cairn.storage.arrays.chunks import ChunkShapes
@@ -21,7 +22,6 @@ from cairn.storage.arrays.digests import digest_text, parse_digest
 from cairn.storage.arrays.dtypes import dtype_named
 from cairn.storage.arrays.four_bits import PackedArray, packed_axis, unpacked_shape
 from cairn.storage.arrays.orbax_tree import StoredForm, StoredTree, array_name
-from cairn.storage.counts import count_text
 from cairn.storage.errors import (
     CorruptionError,
     LeafNotFoundError,

@@ -22,6 +22,7 @@ import google_crc32c
 import numpy as np
 import tensorstore as ts
 
+from cairn.counts import count_text
 from cairn.storage.arrays.boxes import Box
 from cairn.storage.arrays.chunk_digests import FILE_PREFIX, ChunkDigests
 from cairn.storage.arrays.ocdbt import MANIFEST_FILE
@@ -40,7 +41,6 @@ from cairn.storage.arrays.orbax_tree import (
     parse_step_metadata,
     parse_tree_metadata,
 )
-from cairn.storage.counts import count_text
 from cairn.storage.errors import (
     CorruptionError,
     InvalidSliceError,

@@ -7,8 +7,8 @@ checked here, before any of them is used.
 
 from typing import Final
 
+from cairn.counts import count_text
 from cairn.storage.arrays.ocdbt import is_data_file
-from cairn.storage.counts import count_text
 from cairn.storage.errors import CorruptionError
 from cairn.storage.runs.records.manifest import ObjectRecord
 from cairn.storage.runs.step_files import (

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, SupportsIndex, TypeGuard, TypeVar
 
+from cairn.counts import count_text
 from cairn.storage.arrays.chunk_digests import FILE_PREFIX, ChunkDigests
 from cairn.storage.arrays.digests import digest_text, parse_digest
 from cairn.storage.arrays.ocdbt import MANIFEST_FILE, NODE_FOLDER, ValueRef, is_data_file
@@ -29,7 +30,6 @@ from cairn.storage.arrays.orbax_tree import (
     parse_step_metadata,
     parse_tree_metadata,
 )
-from cairn.storage.counts import count_text
 from cairn.storage.errors import (
     CorruptionError,
     NotFoundError,

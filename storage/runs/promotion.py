@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple, SupportsIndex
 
-from cairn.storage.counts import count_text
+from cairn.counts import count_text
 from cairn.storage.errors import CorruptionError
 from cairn.storage.runs.damage import damage_of, refuse_damaged
 from cairn.storage.runs.history import StepKey, certain_holder, overwriting, saved_among

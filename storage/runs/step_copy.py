@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from cairn.counts import count_text
 from cairn.storage.arrays.ocdbt import is_data_file
-from cairn.storage.counts import count_text
 from cairn.storage.errors import CorruptionError, NotFoundError
 from cairn.storage.runs.records.layout import COMMIT_FILE
 from cairn.storage.runs.records.manifest import ObjectRecord

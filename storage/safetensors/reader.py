@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from cairn.storage.counts import count_text
+from cairn.counts import count_text
 from cairn.storage.errors import CorruptionError, InvalidSliceError, LeafNotFoundError
 from cairn.storage.safetensors.format import (
     LENGTH_BYTES,

@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Iterator
 from typing import Final
 
+from cairn.counts import count_text
 from cairn.service.command.doctor.findings import Finding, Outcome
 from cairn.service.command.doctor.s3 import check_bucket, check_credentials
-from cairn.storage.counts import count_text
 from cairn.storage.errors import StorageError, StoreCheckError
 from cairn.storage.runs.lease import CLOCK_MARGIN_SECONDS
 from cairn.storage.store.deadlines import deadline_after, deadline_seconds_left

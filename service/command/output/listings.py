@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from cairn.counts import count_text
 from cairn.service.command.output.tables import Cell, print_table
 from cairn.service.schemas import Checkpoint, Operation, Run, RunColumn
 from cairn.service.sizes import Size
-from cairn.storage.counts import count_text
 
 if TYPE_CHECKING:
     from cairn.storage.runs.gc import Garbage  # imports TensorStore

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from cairn.counts import count_text
 from cairn.interop.errors import InteropError
 from cairn.interop.weights.model_map import model_map
 from cairn.service.errors import InvalidRequestError
@@ -12,7 +13,6 @@ from cairn.service.jobs.errors import NotAllAdoptedError
 from cairn.service.jobs.rule_matches import rename
 from cairn.service.schemas import AdoptedModel
 from cairn.service.sentences import members_of
-from cairn.storage.counts import count_text
 from cairn.storage.orbax_import.adopt import Adoption, adopt
 from cairn.storage.orbax_import.model_map import ModelMap
 from cairn.storage.store.disk.confinement import source_folder

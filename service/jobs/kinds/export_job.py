@@ -24,13 +24,13 @@ from typing import Any, Final
 import google_crc32c
 import numpy as np
 
+from cairn.counts import count_text
 from cairn.installation import installed_version
 from cairn.interop.conversion.finite import count_nonfinite
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.artifacts import ArtifactRef
 from cairn.service.jobs.context import JobContext, Request, Result, run_place, step_request
 from cairn.service.jobs.errors import JobFailedError, PartsFailedError
-from cairn.storage.counts import count_text
 from cairn.storage.errors import (
     CorruptionError,
     NotFoundError,

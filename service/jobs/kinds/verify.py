@@ -4,9 +4,9 @@ import functools
 import logging
 from typing import Any, Final
 
+from cairn.counts import count_text
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result, open_run, step_request
 from cairn.service.jobs.errors import DamagedError
-from cairn.storage.counts import count_text
 from cairn.storage.errors import StepNotFoundError, StorageError
 from cairn.storage.reading.verify import VerifyReport, verify_step
 from cairn.storage.runs.run import Run

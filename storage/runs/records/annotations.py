@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, cast, get_
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
-from cairn.storage.counts import count_text
+from cairn.counts import count_text
 from cairn.storage.errors import UnsupportedFormatError
 from cairn.storage.store.bounds import max_entries
 from cairn.storage.store.clock import Moment

@@ -6,6 +6,7 @@ from typing import Final
 
 from fastapi.responses import HTMLResponse
 
+from cairn.counts import count_text
 from cairn.service.access.permission import Reader
 from cairn.service.actions import artifacts, lineage, runs
 from cairn.service.actions.lineage import RunLineage
@@ -15,7 +16,6 @@ from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.requests import RunRequestDependency
 from cairn.service.routes.checkpoints import page_of_checkpoints
 from cairn.service.schemas import AVAILABLE, Artifact, Checkpoint, CheckpointState, Run
-from cairn.storage.counts import count_text
 from cairn.storage.errors import StorageError
 
 _DRAWN: Final = 12

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cairn.storage.counts import count_text
+from cairn.counts import count_text
 
 
 @pytest.mark.parametrize(
