@@ -2,14 +2,14 @@
 
 One machine, one run, the same client for all: lists, gets and promotions by 8 and by 64 clients,
 over 100,000 steps in 1,000 runs, with the catalog in SQLite and in PostgreSQL, and over a part of
-them in the GCS double. MLflow has as many model versions in as many models, in its default set-up
-(SQLite, `mlflow server`).
+them in the GCS double. MLflow has as many model versions in as many models, in SQLite as in its
+default set-up, and in PostgreSQL beside our rows of PostgreSQL (`mlflow server`).
 
     python -m benchmarks.control_plane [--runs 1000] [--steps 100] [--json results.json]
     python -m benchmarks.control_plane --looks    # only looks into checkpoints; others stay
     python -m benchmarks.control_plane --many     # only pages of 10,000 runs; others stay
 
-Each figure is of one load of a server that runs since its start; loads take turns with MLflow's.
+Each figure is of one load of a server that runs since its start; MLflow's loads come first.
 `ratio` is p99 over MLflow's p99 of the same row and number of clients. Rows "in process" compare
 requests a second of one server process with the same SQL and JSON in a loop without HTTP.
 """
@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -53,6 +53,8 @@ REPOSITORY: Final = Path(__file__).resolve().parent.parent
 RESULTS: Final = REPOSITORY / "benchmarks" / "results" / "control_plane.json"
 MLFLOW_FOLDER: Final = REPOSITORY / ".bench"
 PEER: Final = "MLflow"
+MLFLOW_PACKAGES: Final = ("mlflow>=3.17,<4", "psycopg[binary]")
+DATABASES: Final = ("SQLite", "PostgreSQL")
 CLIENTS: Final = (8, 64)
 ROWS: Final = ("list 100 checkpoints", "list 100 runs", "get checkpoint", "promote")
 BUDGETS: Final = {
@@ -65,6 +67,8 @@ TURNS: Final = {"promote": 25}
 IDLE_SECONDS: Final = 60
 
 Row = dict[str, Any]
+Loads = dict[tuple[str, int], Load]
+"""Loads of a server by row and number of clients."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -82,9 +86,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--leaves", type=int, default=100_000, help="of their other steps")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
     chosen = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as name:
         if chosen.many:
-            many = _many(chosen, Path(name), _peer(chosen, Path(name), stack))
+            many = _many(
+                chosen, Path(name), _peers(chosen, Path(name), [control_plane_runs.PEER_ROW])
+            )
             _replace(chosen.json, many)
             _print(many)
             return 0
@@ -93,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
             _replace(chosen.json, looks)
             _print(looks)
             return 0
-        rows = [*_measure(chosen, Path(name), stack), *looks]
+        rows = [*_measure(chosen, Path(name)), *looks]
     report = {
         "device": f"CPU, {os.cpu_count()} cores, {platform.platform()}",
         "runs": chosen.runs,
@@ -115,14 +121,14 @@ def _replace(results: Path, rows: list[Row]) -> None:
     results.write_text(json.dumps(known, indent=1) + "\n")
 
 
-def _measure(chosen: argparse.Namespace, folder: Path, stack: ExitStack) -> list[Row]:
+def _measure(chosen: argparse.Namespace, folder: Path) -> list[Row]:
     root = folder / "store"
     root.mkdir()
     began = time.perf_counter()
     fill(str(root), runs=chosen.runs, steps=chosen.steps)
     print(f"filled the store in {time.perf_counter() - began:.0f} s", flush=True)
     rows: list[Row] = []
-    peer = _peer(chosen, folder, stack)
+    peers = _peers(chosen, folder)
     for kind in ("SQLite", "PostgreSQL", "SQLite, GCS double"):
         place = folder / kind.replace(", ", "-").replace(" ", "-")
         place.mkdir()
@@ -134,28 +140,37 @@ def _measure(chosen: argparse.Namespace, folder: Path, stack: ExitStack) -> list
                 count = min(GCS_RUNS, chosen.runs)
                 uri, environment = servers_of_kind.enter_context(servers.store("gcs", place))
                 _fill_elsewhere(uri, environment, count, chosen.steps)
+            peer = peers.get(kind, peers.get(DATABASES[0], {}))
             rows += _server(kind, uri, place, environment, count, chosen, peer)
     rows += _in_process(root, folder / "SQLite" / "control-plane", chosen, rows)
-    return rows + _many(chosen, folder, peer)
+    return rows + _many(chosen, folder, peers)
 
 
-def _peer(
-    chosen: argparse.Namespace, folder: Path, stack: ExitStack
-) -> dict[tuple[str, int], Load]:
-    """What MLflow's server takes, which runs until the end."""
-    if chosen.without_mlflow:
-        return {}
-    url = stack.enter_context(_mlflow(folder, chosen.runs, chosen.steps))
-    return _loads(url, _mlflow_requests(url, chosen.runs, chosen.steps), chosen)
+def _peers(
+    chosen: argparse.Namespace, folder: Path, rows: Sequence[str] = ROWS
+) -> dict[str, Loads]:
+    """Measure MLflow's server with each database; nothing without MLflow."""
+    peers: dict[str, Loads] = {}
+    for database in DATABASES if not chosen.without_mlflow else ():
+        place = folder / f"mlflow-{database}"
+        place.mkdir()
+        with ExitStack() as stack:
+            uri = f"sqlite:///{place / 'mlflow.sqlite'}"
+            if database == "PostgreSQL":
+                uri = stack.enter_context(running_postgresql()).create()
+            url = stack.enter_context(_mlflow(place, uri, chosen.runs, chosen.steps))
+            requests = _mlflow_requests(url, chosen.runs, chosen.steps)
+            peers[database] = _loads(url, {row: requests[row] for row in rows}, chosen)
+    return peers
 
 
-def _many(chosen: argparse.Namespace, folder: Path, peer: dict[tuple[str, int], Load]) -> list[Row]:
+def _many(chosen: argparse.Namespace, folder: Path, peers: dict[str, Loads]) -> list[Row]:
     """The rows of pages of many runs, sorted by a metric."""
     root = folder / "many"
     root.mkdir()
     control_plane_runs.fill(str(root))
     rows: list[Row] = []
-    for kind in ("SQLite", "PostgreSQL"):
+    for kind in DATABASES:
         place = folder / f"many-{kind}"
         place.mkdir()
         with ExitStack() as stack:
@@ -167,7 +182,7 @@ def _many(chosen: argparse.Namespace, folder: Path, peer: dict[tuple[str, int], 
             for clients in chosen.clients:
                 number = max(3, chosen.turns * chosen.clients[0] // clients)
                 found = load(url, asked, clients=clients, turns=number)
-                reference = peer.get((control_plane_runs.PEER_ROW, clients))
+                reference = peers.get(kind, {}).get((control_plane_runs.PEER_ROW, clients))
                 row = _row(f"{control_plane_runs.ROW}, {kind}", "", clients, found, reference)
                 is_bound = reference is not None and clients == chosen.clients[0]
                 rows.append(row | {"budget": control_plane_runs.BUDGET if is_bound else None})
@@ -181,7 +196,7 @@ def _server(
     environment: dict[str, str],
     runs: int,
     chosen: argparse.Namespace,
-    peer: dict[tuple[str, int], Load],
+    peer: Loads,
 ) -> list[Row]:
     """The rows of one server, from its start on an empty catalog."""
     began = time.perf_counter()
@@ -272,11 +287,9 @@ def _mlflow_requests(url: str, models: int, versions: int) -> dict[str, Any]:
     }
 
 
-def _loads(
-    url: str, requests: dict[str, Any], chosen: argparse.Namespace
-) -> dict[tuple[str, int], Load]:
+def _loads(url: str, requests: dict[str, Any], chosen: argparse.Namespace) -> Loads:
     found = {}
-    for row in ROWS:
+    for row in requests:
         load(url, requests[row], clients=2, turns=3)  # what a first request makes is made
         turns = min(chosen.turns, TURNS.get(row, chosen.turns))
         for clients in chosen.clients:
@@ -402,13 +415,13 @@ def _fill_elsewhere(uri: str, environment: dict[str, str], runs: int, steps: int
 
 
 @contextmanager
-def _mlflow(folder: Path, models: int, versions: int) -> Iterator[str]:
+def _mlflow(folder: Path, uri: str, models: int, versions: int) -> Iterator[str]:
     python = _mlflow_environment()
     filler = REPOSITORY / "benchmarks" / "control_plane_mlflow.py"
-    subprocess.run([python, filler, folder, str(models), str(versions)], check=True)
+    subprocess.run([python, filler, uri, str(models), str(versions)], check=True)
     port = _free_port()
     arguments = ["-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
-    arguments += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.sqlite'}"]
+    arguments += ["--backend-store-uri", uri]
     with (folder / "mlflow.log").open("w") as log:
         process = subprocess.Popen([python, *arguments], stdout=log, stderr=log, cwd=folder)
         try:
@@ -431,11 +444,14 @@ def _mlflow(folder: Path, models: int, versions: int) -> Iterator[str]:
 def _mlflow_environment() -> str:
     """MLflow's own environment, made where it is missing: it wants other versions than ours."""
     python = MLFLOW_FOLDER / "bin" / "python"
-    if not (MLFLOW_FOLDER / ".made").exists():
+    stamp = MLFLOW_FOLDER / ".made"
+    packages = "\n".join(MLFLOW_PACKAGES)
+    if not stamp.exists() or stamp.read_text() != packages:
         shutil.rmtree(MLFLOW_FOLDER, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", MLFLOW_FOLDER], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "mlflow>=3.17,<4"], check=True)
-        (MLFLOW_FOLDER / ".made").touch()
+        install = [python, "-m", "pip", "install", "--quiet", *MLFLOW_PACKAGES]
+        subprocess.run(install, check=True)
+        stamp.write_text(packages)
     return str(python)
 
 

@@ -1,8 +1,8 @@
 """MLflow's registry with as many versions, in an environment of its own; see `control_plane.py`.
 
-    <its python> benchmarks/control_plane_mlflow.py FOLDER MODELS VERSIONS
+    <its python> benchmarks/control_plane_mlflow.py DATABASE_URL MODELS VERSIONS
 
-Makes FOLDER/mlflow.sqlite as MLflow does, and fills it by SQL, since its API takes an hour for a
+Makes the tables as MLflow does, and fills them by SQL, since its API takes an hour for a
 hundred thousand versions. The rows are those that its API writes.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 
 from mlflow.store.model_registry.dbmodels.models import SqlModelVersion, SqlRegisteredModel
 from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore
@@ -18,8 +17,8 @@ from sqlalchemy import insert
 
 
 def main() -> None:
-    folder, models, versions = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    store = SqlAlchemyStore(f"sqlite:///{folder / 'mlflow.sqlite'}")
+    models, versions = int(sys.argv[2]), int(sys.argv[3])
+    store = SqlAlchemyStore(sys.argv[1])
     now = int(time.time() * 1000)
     with store.engine.begin() as connection:
         for number in range(models):
