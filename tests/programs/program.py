@@ -36,7 +36,8 @@ class Program:
         arguments: of the interpreter: `-m module ...`, `-c code ...` or `script.py ...`.
         env: its environment; this process's own by default.
         cwd: its folder; this process's own by default.
-        stdin: `subprocess.PIPE` for one that stays open until `with` ends; nothing by default.
+        stdin: `subprocess.PIPE` for one that stays open until `with` ends, or an open descriptor;
+            nothing by default.
         stdout: `subprocess.PIPE`, `DEVNULL`, an open file, or None for this process's own.
         stderr: the same, or `subprocess.STDOUT`.
 
@@ -197,7 +198,7 @@ def _source(chosen: int | None) -> tuple[int, IO[str] | None]:
     if chosen == subprocess.PIPE:
         theirs, ours = os.pipe()
         return theirs, open(ours, "w", encoding="utf-8")
-    return os.open(os.devnull, os.O_RDONLY), None
+    return os.open(os.devnull, os.O_RDONLY) if chosen is None else os.dup(chosen), None
 
 
 def _stream(chosen: int | IO[Any] | None, own: int) -> tuple[IO[str] | None, int]:

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import typer
 
-from tests.programs.program import run
+from tests.programs.program import Program, run
 from tests.service.seams import cli, failures, logs, options
 
 CAIRN = ("-m", "cairn")
@@ -85,17 +85,27 @@ def _logging_as_before() -> Iterator[None]:
             one.setLevel(level)
 
 
-def cairn_on_a_terminal(*arguments: str, url: str, typed: str = "") -> tuple[int, str]:
-    """Run it on an 80-column terminal; its exit status and everything it showed."""
+def cairn_on_a_terminal(
+    *arguments: str, url: str, typed: str = "", is_live: bool = False
+) -> tuple[int, str]:
+    """Run it on an 80-column terminal; its exit status and everything it showed.
+
+    Args:
+        arguments: Of the command.
+        url: Of the control plane.
+        typed: What is typed before it asks.
+        is_live: It draws over itself. Rich decides when it is imported whether it may, so that
+            takes an interpreter that is started on the terminal.
+    """
     master, slave = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, *CAIRN, *arguments],
-        env=environment(url, TERM="xterm"),
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        start_new_session=True,
-    )
+    streams = {"stdin": slave, "stdout": slave, "stderr": slave}
+    variables = environment(url, TERM="xterm")
+    process: subprocess.Popen[bytes] | Program
+    if is_live:
+        command = [sys.executable, *CAIRN, *arguments]
+        process = subprocess.Popen(command, env=variables, start_new_session=True, **streams)
+    else:
+        process = Program([*CAIRN, *arguments], env=variables, **streams)
     os.close(slave)
     os.write(master, typed.encode())
     shown = bytearray()

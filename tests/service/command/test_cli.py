@@ -222,7 +222,7 @@ def test_convert_watched_in_a_pipe_prints_the_result_alone_to_standard_output(ur
 
 def test_convert_watched_on_a_terminal_shows_a_live_bar(url):
     status, shown = cairn_on_a_terminal(
-        "convert", "tiny", "--watch", "--max-shard-size", "30KB", url=url
+        "convert", "tiny", "--watch", "--max-shard-size", "30KB", url=url, is_live=True
     )
     assert status == 0
     assert "━" in shown

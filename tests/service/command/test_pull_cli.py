@@ -22,8 +22,9 @@ from cairn.service.command.failures import ExitStatus
 from cairn.service.errors import PullConflictError, PullError
 from cairn.storage.runs.annotate import note_verified
 from tests.bad_input.disks import can_mount, on_small_disk
+from tests.programs.program import Program
 from tests.service.access.conftest import Keys
-from tests.service.commands import cairn_here, cairn_on_a_terminal
+from tests.service.commands import CAIRN, cairn_here, cairn_on_a_terminal, environment
 from tests.service.jobs import CONFIG, save_llama
 from tests.service.planes import running_plane
 from tests.service.servers import serve
@@ -57,9 +58,19 @@ def guarded(saved, tmp_path_factory):
         yield url, Keys(settings.database_url)
 
 
-def move(client, step):
-    seen = [one.sequence for one in client.aliases("llama") if one.alias == "production"]
-    client.promote("llama", step, "production", expect=seen[0] if seen else None)
+def move(client, step, run="llama"):
+    seen = [one.sequence for one in client.aliases(run) if one.alias == "production"]
+    client.promote(run, step, "production", expect=seen[0] if seen else None)
+
+
+def started(arguments, url):
+    """The command in a process of its own, which goes on."""
+    return Program(
+        [*CAIRN, *arguments],
+        env=environment(url),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def served(folder):
@@ -181,14 +192,13 @@ def test_artifacts_of_a_step_are_listed(saved, client):
     assert cairn_here("artifacts", "llama/steps/99", url=saved[0]).returncode == 3
 
 
-def test_a_step_without_artifacts_says_which_steps_have_some(tmp_path):
-    save_llama(tmp_path / "store" / "llama", (1, 2))
-    (tmp_path / "data").mkdir()
-    with running_plane(tmp_path / "store", tmp_path / "data") as (url, _), Client(url) as client:
-        none = cairn_here("artifacts", "llama", url=url).stderr
-        assert none == "none of step 2; `cairn convert default/llama/steps/2` makes an export\n"
-        client.wait(client.convert("llama", 1).id)
-        other = cairn_here("artifacts", "llama", url=url).stderr
+def test_a_step_without_artifacts_says_which_steps_have_some(saved, client):
+    url, _, root = saved
+    save_llama(root / "without", (1, 2))
+    none = cairn_here("artifacts", "without", url=url).stderr
+    assert none == "none of step 2; `cairn convert default/without/steps/2` makes an export\n"
+    client.wait(client.convert("without", 1).id)
+    other = cairn_here("artifacts", "without", url=url).stderr
     assert other == "none of step 2; steps with artifacts: 1\n"
 
 
@@ -196,8 +206,7 @@ def test_a_watched_folder_follows_the_alias(saved, client, tmp_path):
     url, leaves, _ = saved
     move(client, 1)
     arguments = ["pull", "llama@production", str(tmp_path / "models"), "--watch", "--every", "0.2s"]
-    program = [sys.executable, "-m", "cairn", *arguments, "--url", url]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+    with started(arguments, url) as process:
         assert "llama/steps/1: " in process.stdout.readline()
         move(client, 3)
         assert "llama/steps/3: " in process.stdout.readline()
@@ -308,10 +317,10 @@ def test_somebodys_own_link_called_current_is_left_alone(saved, client, tmp_path
 
 def test_a_watch_goes_back_after_a_version_that_does_not_start(saved, client, tmp_path):
     url = saved[0]
-    program = [sys.executable, "-m", "cairn", "pull", "llama@production", str(tmp_path / "models")]
-    program += ["--watch", "--every", "0.1s", "--exec", "[ $PULLED_STEP = 2 ]", "--url", url]
+    arguments = ["pull", "llama@production", str(tmp_path / "models"), "--watch"]
+    arguments += ["--every", "0.1s", "--exec", "[ $PULLED_STEP = 2 ]"]
     move(client, 2)
-    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+    with started(arguments, url) as process:
         assert "llama/steps/2: " in process.stdout.readline()
         for step in (1, 2):
             move(client, step)
@@ -326,10 +335,7 @@ def test_a_watch_outlives_a_server_that_goes_away(tmp_path):
     models = tmp_path / "models"
     arguments = ["pull", "llama", str(models), "--watch", "--every", "0.1s"]
     with running_plane(tmp_path / "store", tmp_path / "data") as (url, _):
-        program = [sys.executable, "-m", "cairn", *arguments, "--url", url]
-        process = subprocess.Popen(
-            program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        process = started(arguments, url)
         assert "llama/steps/1: " in process.stdout.readline()
         watching = r"[-\d]{10} [:\d]{8} UTC llama: watching for new steps; press Ctrl-C to stop.\n"
         assert re.fullmatch(watching, process.stderr.readline())
@@ -346,32 +352,29 @@ def test_a_watch_outlives_a_server_that_goes_away(tmp_path):
         process.communicate(timeout=30)
 
 
-def test_a_step_that_was_saved_anew_is_served_and_not_called_what_an_alias_names(tmp_path):
-    before = save_llama(tmp_path / "store" / "llama", (1, 2))
-    (tmp_path / "data").mkdir()
+def test_a_step_that_was_saved_anew_is_served_and_not_called_what_an_alias_names(
+    saved, client, tmp_path
+):
+    url, _, root = saved
+    before = save_llama(root / "anew", (1, 2))
     models, other = tmp_path / "models", tmp_path / "other"
-    arguments = ["pull", "llama/steps/2", str(models), "--watch", "--every", "0.2s"]
-    with (
-        running_plane(tmp_path / "store", tmp_path / "data") as (url, _),
-        Client(url) as client,
-    ):
-        move(client, 2)
-        program = [sys.executable, "-m", "cairn", *arguments, "--url", url]
-        with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
-            assert "llama/steps/2: " in process.stdout.readline()
-            same(models, before, 2)
-            arguments = ("llama/steps/1", "--strand", "production", "--watch")
-            assert cairn_here("rollback", *arguments, url=url).returncode == 0
-            smaller = replace(CONFIG, vocab_size=96)
-            anew = save_llama(tmp_path / "store" / "llama", (2,), config=smaller)
-            assert client.announce("llama", 2).attempt == 3
-            refused = cairn_here("pull", "llama@production", str(other), url=url)
-            assert "expected step 2 of attempt 1" in refused.stderr
-            assert not other.exists()
-            assert "llama/steps/2: " in process.stdout.readline()
-            same(models, anew, 2)
-            process.send_signal(signal.SIGINT)
-            process.wait(30)
+    move(client, 2, "anew")
+    arguments = ["pull", "anew/steps/2", str(models), "--watch", "--every", "0.2s"]
+    with started(arguments, url) as process:
+        assert "anew/steps/2: " in process.stdout.readline()
+        same(models, before, 2)
+        arguments = ("anew/steps/1", "--strand", "production", "--watch")
+        assert cairn_here("rollback", *arguments, url=url).returncode == 0
+        smaller = replace(CONFIG, vocab_size=96)
+        anew = save_llama(root / "anew", (2,), config=smaller)
+        assert client.announce("anew", 2).attempt == 3
+        refused = cairn_here("pull", "anew@production", str(other), url=url)
+        assert "expected step 2 of attempt 1" in refused.stderr
+        assert not other.exists()
+        assert "anew/steps/2: " in process.stdout.readline()
+        same(models, anew, 2)
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
 
 
 def test_a_full_disk_serves_what_it_served_and_goes_on_once_there_is_room(saved, tmp_path):

@@ -5,7 +5,6 @@ import json
 import logging
 import re
 import subprocess
-import sys
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -19,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from cairn.service.catalog.engine import Catalog
 from cairn.service.observability.logs import start_logging
 from cairn.service.observability.redaction import redact
+from tests.programs.program import Program
 from tests.service.commands import CAIRN, cairn, environment
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import save_llama, serving, watch
@@ -245,14 +245,13 @@ def test_a_database_that_refuses_is_told_without_its_password(tmp_path):
 def test_all_lines_of_a_server_go_one_way(root, tmp_path):
     """Those of libraries too, from the start to the end."""
     save_llama(root / "run")
-    process = subprocess.Popen(
-        [sys.executable, *CAIRN, "serve", "--root", str(root), "--port", "0"],
+    process = Program(
+        [*CAIRN, "serve", "--root", str(root), "--port", "0"],
         env=environment(
             CAIRN_DATA_DIR=str(tmp_path / "data"), CAIRN_LOG_FORMAT="JSON", CAIRN_LOG_LEVEL="debug"
         ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
     try:
         url = next(line.split()[1] for line in process.stdout if line.startswith("cairn: http"))
