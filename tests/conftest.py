@@ -139,6 +139,8 @@ PROOFS = (
     "tests/examples/test_long_examples.py",
     "tests/packaging/test_mypy_types.py",
     "tests/service/dashboard/test_clicks_of_all_tasks.py",
+    "tests/service/dashboard/test_every_page_whole.py",
+    "tests/service/dashboard/test_on_postgresql.py",
     "tests/service/test_convert_checked_afresh.py",
     "tests/interop/families/test_adapters_in_peft.py",
     "tests/interop/families/test_llama_cpp.py",

@@ -1,20 +1,20 @@
 """Signing in, exporting a checkpoint and signing out, driven in headless Chromium."""
 
 import json
-import shutil
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from tests.service.access.provider import CLIENT, SECRET, running_provider
 from tests.service.commands import cairn_here
+from tests.service.dashboard.conftest import browser
 from tests.service.planes import running_plane
 from tests.service.tiny_run import copy_tiny_run
 
+__all__ = ["browser"]
+
 pytestmark = pytest.mark.filterwarnings("ignore:get_jwt_config:DeprecationWarning")
 PROMOTED = "production now points to step 2"
-
-expect.set_options(timeout=60_000)  # a page takes long beside other tests
 
 
 @pytest.fixture(scope="module")
@@ -45,19 +45,6 @@ def server(tmp_path_factory, provider):
     }
     with running_plane(root, folder, settings) as (url, _):
         yield url, made.stdout.strip()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    executable = shutil.which("chromium")
-    assert executable, "chromium is not on PATH; `make test` installs it"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=executable,
-            args=["--no-sandbox", "--disable-background-networking", "--disable-gpu"],
-        )
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -109,7 +96,6 @@ def test_browser_signs_in_exports_by_button_and_signs_out(server, page):
 def test_browser_signs_in_and_out_at_the_identity_provider(server, provider, page):
     url, _ = server
     page.goto(f"{url}/ui/default/tiny/steps/1")
-    page.screenshot(path="/tmp/w/signin-shot.png")
     page.get_by_role("link", name="Sign in with localhost").click()
     page.get_by_placeholder("sub").fill("ana")  # the provider's page
     page.get_by_role("button", name="Authorize").click()

@@ -1,12 +1,15 @@
 """One server and one store of real runs for all journeys of a module, and one browser for all."""
 
 import asyncio
+import html
 import math
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, CDPSession, Page, expect, sync_playwright
 
@@ -90,6 +93,14 @@ def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
         context.close()
     _contexts.clear()
     asyncio._set_running_loop(None)
+
+
+def text_of(url: str, path: str) -> str:
+    """What a page says, as the server has written it; for what no script does."""
+    answer = httpx.get(f"{url}{path}", headers={"Accept": "text/html"})
+    assert answer.status_code == 200, answer.text
+    body = answer.text[answer.text.index("<main") :]
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
 
 ABORTED = ("htmx:afterRequest,", "htmx:sendAbort,")

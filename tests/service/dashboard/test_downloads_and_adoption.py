@@ -152,7 +152,9 @@ def test_what_can_not_be_adopted_is_told_where_it_was_asked(
 
 
 def test_without_scripts_an_error_of_adopting_is_a_page(browser, plane, saved_by_orbax):
-    with opened(browser, plane, "404 (Not Found)", java_script_enabled=False) as page:
+    with opened(browser, plane, "404 (Not Found)") as page:
+        browsing = page.context.new_cdp_session(page)
+        browsing.send("Emulation.setScriptExecutionDisabled", {"value": True})
         page.goto("/adopt")
         ask(page, "nowhere", "new")
         expect(page.get_by_role("heading", level=1)).to_have_text(re.compile("Not found"))

@@ -31,6 +31,7 @@ def test_browser_reads_a_page_and_a_program_json(http, root, path, status):
     read = http.get(path, headers=HTML)
     assert (read.status_code, read.headers["content-type"]) == (status, "text/html; charset=utf-8")
     assert f'<p class="code">{status}</p>' in read.text
+    assert 'href="/">All runs</a>' in read.text
     assert read.headers["x-request-id"] in read.text
     assert "Content-Security-Policy" in read.headers
     told = http.get(path)
