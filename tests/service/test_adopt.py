@@ -1,6 +1,7 @@
 """Adoption over HTTP: a job that lists what plain Orbax has saved, wherever a root has it."""
 
 import os
+import shutil
 import threading
 
 import orbax.checkpoint as ocp
@@ -16,18 +17,23 @@ from tests.service.stores import begin_saving
 ADOPT = "/v1/roots/default/runs:adopt"
 
 
-@pytest.fixture
-def store(tmp_path):
-    root = tmp_path / "store"
-    manager(root / "old")
-    return root
-
-
-@pytest.fixture
-def more(tmp_path):
-    folder = tmp_path / "more"
-    manager(folder / "team" / "older", steps=(7,))
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """What plain Orbax has saved, which nobody changes."""
+    folder = tmp_path_factory.mktemp("saved")
+    manager(folder / "store" / "old")
+    manager(folder / "more" / "team" / "older", steps=(7,))
     return folder
+
+
+@pytest.fixture
+def store(saved, tmp_path):
+    return shutil.copytree(saved / "store", tmp_path / "store")
+
+
+@pytest.fixture
+def more(saved, tmp_path):
+    return shutil.copytree(saved / "more", tmp_path / "more")
 
 
 @pytest.fixture
@@ -98,7 +104,7 @@ def test_folder_may_lie_where_the_root_may_adopt_from(http, more):
     "folder", ["/etc", "file:///tmp", "gs://bucket/old", "/", "link", "{outside}"]
 )
 def test_folder_elsewhere_is_refused_and_nothing_made(http, store, tmp_path, folder):
-    manager(tmp_path / "outside")
+    shutil.copytree(store / "old", tmp_path / "outside")
     os.symlink(tmp_path / "outside", store / "link")
     asked = folder.replace("{outside}", str(tmp_path / "outside"))
     told = refused(http, {"folder": asked, "run": "adopted"}, 409, "source-refused")

@@ -27,11 +27,17 @@ def leaves():
     return leaves_of(seed=3)
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, leaves):
+    """What plain Orbax has saved, which nobody changes."""
+    folder = tmp_path_factory.mktemp("saved") / "store"
+    manager(folder / "old", {"params": nest(leaves), "count": np.zeros((), np.int32)}, steps=(5,))
+    return folder
+
+
 @pytest.fixture
-def store(tmp_path, leaves):
-    tree = {"params": nest(leaves), "count": np.zeros((), np.int32)}
-    manager(tmp_path / "store/old", tree, steps=(5,))
-    return tmp_path / "store"
+def store(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "store")
 
 
 @pytest.fixture

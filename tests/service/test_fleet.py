@@ -115,10 +115,17 @@ def written_alone(root, step):
     return contents(here)
 
 
-@pytest.fixture
-def fleet(root, tmp_path, postgresql):
-    (tmp_path / "data").mkdir()
-    with Fleet(root, tmp_path / "data", postgresql.create()) as processes:
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("fleet") / "store"
+    root.mkdir()
+    return root
+
+
+@pytest.fixture(scope="module")
+def fleet(root, postgresql):
+    (root.parent / "data").mkdir()
+    with Fleet(root, root.parent / "data", postgresql.create()) as processes:
         yield processes
 
 

@@ -39,7 +39,7 @@ from tests.stores import DATABASES
 
 RUN = "/v1/roots/default/runs/run"
 CHECKPOINTS = f"{RUN}/checkpoints"
-FEW = settings(max_examples=trials(short=15, long=100))  # each reads many pages
+FEW = settings(max_examples=trials(short=8, long=100))  # each reads many pages
 BAD = (math.nan, math.inf, -math.inf)
 BOTH = pytest.mark.parametrize("some_database_url", DATABASES, indirect=True)
 """Where the databases differ: how they compare, and what a column or a statement holds."""
@@ -112,7 +112,7 @@ def key(entry):
     return entry["step"], entry["attempt"]
 
 
-@settings(max_examples=trials(short=30, long=300))  # on each database
+@settings(max_examples=trials(short=20, long=300))  # on each database
 @given(filters)
 def test_filter_lets_through_what_it_says(served, every, expression):
     if len(str(expression)) > 2000:

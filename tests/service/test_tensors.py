@@ -81,11 +81,19 @@ def save(root, leaves, name="run", steps=(1,), **items):
     return Run.open(parse_uri(root / name))
 
 
-@pytest.fixture
-def saved(root):
+@pytest.fixture(scope="module")
+def every_leaf(tmp_path_factory):
+    """A run that nobody changes."""
+    folder = tmp_path_factory.mktemp("saved")
     leaves = LEAVES | {"sharded": sharded(LEAVES["matrix"], "fsdp", None)}
     leaves |= {"key": jax.random.key(7), "both": sharded(LEAVES["matrix"], ("dp", "fsdp"))}
-    return save(root, leaves, optimizer={"count": jnp.int32(1)})
+    save(folder, leaves, optimizer={"count": jnp.int32(1)})
+    return folder / "run"
+
+
+@pytest.fixture
+def saved(every_leaf, root):
+    return Run.open(parse_uri(shutil.copytree(every_leaf, root / "run")))
 
 
 def listed(http, url=TENSORS, **parameters):
