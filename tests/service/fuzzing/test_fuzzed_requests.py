@@ -1,7 +1,8 @@
 """What no test thought of: requests made from the API's own document, valid and not.
 
 `make fuzz` asks 10,000 times and more. `make test` asks one in twenty of the operations for every
-bound of their schemas, and the others a few times.
+bound of their schemas, and the others a few times; the document's own examples are sent by
+`test_openapi`, and by `make fuzz`.
 """
 
 import json
@@ -60,6 +61,8 @@ def config(url: str, path: Path) -> Path:
             if not is_long() and name not in text and crc32(f"{name} {seed()}".encode()) % 20:
                 text += f'\n[[operations]]\ninclude-operation-id = "{name}"\n'
                 text += "phases.coverage.enabled = false\n"
+    if not is_long():
+        text += "\n[phases.examples]\nenabled = false\n"
     path.write_text(text, encoding="utf-8")
     return path
 
