@@ -158,7 +158,8 @@ def parse(words):
             raise ValueError(f"no command {words[0]!r}")
         names.append(words[0])
         command, words = command.commands[words[0]], words[1:]
-    command.make_context(" ".join(names), list(words))
+    # As below `cairn`: a command keeps the help option that its first context had.
+    command.make_context(" ".join(names), list(words), **COMMAND.context_settings)
 
 
 def test_every_call_of_the_command_is_one_that_it_takes():
