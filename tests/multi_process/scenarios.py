@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -85,6 +86,18 @@ def error_of(call: Callable[[], object]) -> dict[str, Any]:
 
 EVENT_SECONDS = 120
 """A process that has not come so far by then hangs."""
+
+
+def scenario(name: str) -> Callable[..., Any]:
+    """The function of a name, of this module or "module.function"."""
+    module, _, function = name.rpartition(".")
+    found = getattr(import_module(f"tests.multi_process.{module or 'scenarios'}"), function)
+    return cast("Callable[..., Any]", found)
+
+
+def in_turn(calls: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What several scenarios return, by name: one job is begun for all of them."""
+    return {name: scenario(name)(**arguments) for name, arguments in calls.items()}
 
 
 def tell(folder: str, event: str) -> None:
@@ -213,7 +226,7 @@ def hybrid(run: str, dims: Sequence[int], across: str) -> dict[str, Any]:
 
 def merge(run: str) -> dict[str, Any]:
     """Saves adapters and the merged weights, and loads both again."""
-    state = make_state()
+    state = make_state(dataclasses.replace(SMALL, vocab_size=TINY.vocab_size))
     model = state.model.apply_lora_to_layers(4, 8.0, "q_proj|down_proj")
     tx, tx_init = make_optimizer("adamw", learning_rate=1e-2)
     state = EasyDeLState.create(model=model, tx=tx, tx_init=tx_init, init_opt_state=True)

@@ -8,11 +8,21 @@ JOB_SECONDS = 240
 pytestmark = pytest.mark.timeout(2 * JOB_SECONDS)
 
 
-@pytest.mark.parametrize("store", ["disk", "bucket"] if is_long() else ["bucket"])
-def test_all_processes_restore_the_same_step_and_fail_together(launch, bucket, tmp_path, store):
-    run = str(tmp_path / "run") if store == "disk" else f"gs://{bucket}/own-loop"
-    results = launch("own_loops.go_on", {"run": run}, count=2, devices=2).results(JOB_SECONDS)
-    for result in results:
+@pytest.fixture(scope="module", params=["disk", "bucket"] if is_long() else ["bucket"])
+def told(request, launch, bucket, tmp_path_factory):
+    """What two processes say of each loop, one after the other."""
+    folder = tmp_path_factory.mktemp("own-loops")
+    first = str(folder / "first") if request.param == "disk" else f"gs://{bucket}/own-loop"
+    calls = {
+        "own_loops.go_on": {"run": first},
+        "own_loops.call_orbax_names": {"run": str(folder / "run")},
+        "orbax_names.differ": {"run": str(folder / "differ")},
+    }
+    return launch("in_turn", {"calls": calls}, count=2, devices=2).results(JOB_SECONDS)
+
+
+def test_all_processes_restore_the_same_step_and_fail_together(told):
+    for result in (process["own_loops.go_on"] for process in told):
         assert result["fresh"] == [None, []]
         assert result["steps"] == [1, 2]
         for step, (epoch, count, tied, parts) in zip([2, 1, 1], result["found"], strict=True):
@@ -25,12 +35,8 @@ def test_all_processes_restore_the_same_step_and_fail_together(launch, bucket, t
         assert "model/kernel: expected shape (16, 4), stored (8, 4)" in texts[2]
 
 
-def test_all_processes_see_the_same_steps_through_orbax_names(launch, tmp_path):
-    run = str(tmp_path / "run")
-    results = launch("own_loops.call_orbax_names", {"run": run}, count=2, devices=2).results(
-        JOB_SECONDS
-    )
-    first, second = results
+def test_all_processes_see_the_same_steps_through_orbax_names(told):
+    first, second = (process["own_loops.call_orbax_names"] for process in told)
     assert first == second
     assert first["saved"] == [step % 2 == 0 for step in range(10)]
     assert first["steps"] == [[2, 4], [6, 8]]
@@ -38,9 +44,8 @@ def test_all_processes_see_the_same_steps_through_orbax_names(launch, tmp_path):
     assert first["best"] == 8
 
 
-def test_what_one_process_does_otherwise_is_agreed_on_or_fails_on_all(launch, tmp_path):
-    job = launch("orbax_names.differ", {"run": str(tmp_path)}, count=2, devices=2)
-    first, second = job.results(JOB_SECONDS)
+def test_what_one_process_does_otherwise_is_agreed_on_or_fails_on_all(told):
+    first, second = (process["orbax_names.differ"] for process in told)
     kinds = ["KeyError", "SaveError"]
     kinds += ["StepInUseError", "UnsupportedFormatError"]
     assert [one for one in first["seen"] if isinstance(one, str)] == kinds

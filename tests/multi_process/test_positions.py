@@ -17,7 +17,7 @@ JOB_SECONDS = 240
 START_SECONDS = 120
 pytestmark = pytest.mark.timeout(8 * JOB_SECONDS)
 
-SHORT = [("grain", (2, 1, 2))]
+SHORT = [("grain", (2, 1))]
 LONG = [(kind, (4, 4, 2, 2, 8, 4, 1, 8)) for kind in ("grain", "own")]
 
 
@@ -52,10 +52,20 @@ def wait_for_a_step_after(step, run, job):
         time.sleep(0.05)
 
 
-def test_each_process_of_a_state_gets_the_position_that_it_was_trained_to(launch, tmp_path):
-    arguments = {"run": str(tmp_path / "run")}
-    job = launch("positions.save_and_load_a_state", arguments, count=2)
-    for process, result in enumerate(job.results(JOB_SECONDS)):
+@pytest.fixture(scope="module")
+def told(launch, tmp_path_factory):
+    """What two processes say of a state's positions, and of a manager's."""
+    folder = tmp_path_factory.mktemp("told")
+    calls = {
+        "positions.save_and_load_a_state": {"run": str(folder / "state")},
+        "positions.save_with_grains_arguments": {"run": str(folder / "manager")},
+    }
+    return launch("in_turn", {"calls": calls}, count=2).results(JOB_SECONDS)
+
+
+def test_each_process_of_a_state_gets_the_position_that_it_was_trained_to(told):
+    results = [one["positions.save_and_load_a_state"] for one in told]
+    for process, result in enumerate(results):
         assert (result["step"], result["at"]) == (7, 20 + process)
         kinds, texts = zip(*result["errors"], strict=True)
         assert kinds == ("ArgumentError", "IteratorMismatchError", "UnsupportedLeafError")
@@ -65,10 +75,8 @@ def test_each_process_of_a_state_gets_the_position_that_it_was_trained_to(launch
             assert ("process 1: " in text) == (process != 1)
 
 
-def test_a_manager_restores_the_position_of_each_process_or_none(launch, tmp_path):
-    arguments = {"run": str(tmp_path / "run")}
-    job = launch("positions.save_with_grains_arguments", arguments, count=2)
-    for result in job.results(JOB_SECONDS):
+def test_a_manager_restores_the_position_of_each_process_or_none(told):
+    for result in (one["positions.save_with_grains_arguments"] for one in told):
         assert result["same"]
         assert result["note"] == {"at": 1}
         for kind, text in result["errors"]:

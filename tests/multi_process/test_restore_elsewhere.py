@@ -127,10 +127,19 @@ def test_four_processes_read_little_more_than_the_checkpoint(by_four, runs):
 
 
 @pytest.fixture(scope="module")
-def by_two(trained, launch, runs, by_four):
+def in_turn(trained, launch, runs, by_four, tmp_path_factory):
+    """What two processes say, by scenario."""
+    calls = {
+        "hybrid": {"run": runs[1], "dims": [1, 4, 1, 1], "across": f"{runs[0]}/steps/3"},
+        "merge": {"run": str(tmp_path_factory.mktemp("merged") / "run")},
+    }
+    return launch("in_turn", {"calls": calls}, count=2, devices=2).results(JOB_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def by_two(in_turn):
     """Two processes go on with what two saved, from the shared folder."""
-    arguments = {"run": runs[1], "dims": [1, 4, 1, 1], "across": f"{runs[0]}/steps/3"}
-    return launch("hybrid", arguments, count=2, devices=2).results(JOB_SECONDS)
+    return [told["hybrid"] for told in in_turn]
 
 
 def test_two_processes_restore_what_four_saved(by_two, by_four):
@@ -145,9 +154,8 @@ def test_hybrid_mesh_keeps_each_process_together_along_its_axis(by_two, trained)
         assert one["owners"]["fsdp digest"] == trained[0]["digest"]
 
 
-def test_adapters_of_two_processes_are_merged_and_go_on(launch, tmp_path_factory):
-    run = str(tmp_path_factory.mktemp("merged") / "run")
-    for told in launch("merge", {"run": run}, count=2, devices=2).results(JOB_SECONDS):
+def test_adapters_of_two_processes_are_merged_and_go_on(in_turn):
+    for told in (one["merge"] for one in in_turn):
         assert told["refused"].startswith("merge_lora: expected the same on every process")
         assert told["adapters"] == [True, False]
         assert told["resumed"]

@@ -78,13 +78,29 @@ def test_a_step_of_several_processes_verifies(saved):
         assert not report.problems
 
 
-@pytest.mark.parametrize("store", ["file", "gcs"] if is_long() else ["gcs"])
-def test_each_process_writes_anew_what_is_damaged_of_its_own(launch, bucket, tmp_path, store):
-    run = str(tmp_path / "run") if store == "file" else f"gs://{bucket}/damaged"
-    arguments = {"run": run, "axes": (2, 2)}
-    job = launch("shares.save_over_damage", arguments, count=2, devices=2)
-    (name,), _ = job.results(JOB_SECONDS)
-    stored = Run.open(run)
+OVER_DAMAGE = "shares.save_over_damage"
+FROZEN_BASE = "shares.save_a_base_that_steps_give_back"
+BEGUN_AGAIN = "shares.save_where_a_run_was_deleted"
+
+
+@pytest.fixture(scope="module", params=["file", "gcs"] if is_long() else ["gcs"])
+def in_turn(request, launch, bucket, tmp_path_factory):
+    """Runs that two processes save one after the other, and what each says of them, by scenario."""
+    folder = tmp_path_factory.mktemp("in-turn")
+    damaged = str(folder / "damaged") if request.param == "file" else f"gs://{bucket}/damaged"
+    begun_again = [str(folder / "begun-again"), f"gs://{bucket}/begun-again-{request.param}"]
+    calls = {
+        OVER_DAMAGE: {"run": damaged, "axes": (2, 2)},
+        FROZEN_BASE: {"run": str(folder / "frozen"), "axes": (1, 4)},
+        BEGUN_AGAIN: {"runs": begun_again},
+    }
+    told = launch("in_turn", {"calls": calls}, count=2, devices=2).results(JOB_SECONDS)
+    return {name: (calls[name], [one[name] for one in told]) for name in calls}
+
+
+def test_each_process_writes_anew_what_is_damaged_of_its_own(in_turn):
+    arguments, ((name,), _) = in_turn[OVER_DAMAGE]
+    stored = Run.open(arguments["run"])
     for step in (2, 3):
         assert verify_step(stored, step).ok
         for item, leaves in host_items().items():
@@ -98,12 +114,9 @@ def test_each_process_writes_anew_what_is_damaged_of_its_own(launch, bucket, tmp
         assert any(f"ocdbt.process_{process}/" in file for file in by_step[1])
 
 
-def test_each_process_leaves_its_part_of_a_frozen_base_on_its_devices(launch, tmp_path):
-    run = str(tmp_path / "run")
-    arguments = {"run": run, "axes": (1, 4)}
-    job = launch("shares.save_a_base_that_steps_give_back", arguments, count=2, devices=2)
-    told = job.results(JOB_SECONDS)
-    stored = Run.open(run)
+def test_each_process_leaves_its_part_of_a_frozen_base_on_its_devices(in_turn):
+    arguments, told = in_turn[FROZEN_BASE]
+    stored = Run.open(arguments["run"])
     whole = numbers(0, (64, 1024))
     for step in range(1, 9):
         assert verify_step(stored, step).ok
@@ -114,12 +127,11 @@ def test_each_process_leaves_its_part_of_a_frozen_base_on_its_devices(launch, tm
     assert sorted(copied[6] for copied in told) == ["a", "ba"]
 
 
-def test_a_run_that_was_deleted_can_be_begun_again_by_the_same_job(launch, bucket, tmp_path):
+def test_a_run_that_was_deleted_can_be_begun_again_by_the_same_job(in_turn):
     """Its steps lie where others lay, of which the processes have told each other before."""
-    runs = [str(tmp_path / "run"), f"gs://{bucket}/begun-again"]
-    job = launch("shares.save_where_a_run_was_deleted", {"runs": runs}, count=2)
-    assert job.results(JOB_SECONDS / 4) == [[[1, 1]] * len(runs)] * 2
-    for uri in runs:
+    arguments, told = in_turn[BEGUN_AGAIN]
+    assert told == [[[1, 1]] * len(arguments["runs"])] * 2
+    for uri in arguments["runs"]:
         run = Run.open(uri)
         assert verify_step(run, 1).ok
         expected = {"w": numbers(1, (64, 32))}

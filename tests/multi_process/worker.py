@@ -6,10 +6,11 @@ import argparse
 import json
 import os
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import jax
+
+from tests.multi_process.scenarios import scenario
 
 
 def main() -> None:
@@ -32,9 +33,7 @@ def main() -> None:
         heartbeat_timeout_seconds=int(os.environ.get("TEST_HEARTBEAT_SECONDS", "100")),
         shutdown_timeout_seconds=20,
     )
-    module, _, name = options.scenario.rpartition(".")
-    scenarios = import_module(f"tests.multi_process.{module or 'scenarios'}")
-    found = getattr(scenarios, name)(**options.arguments)
+    found = scenario(options.scenario)(**options.arguments)
     for result in found if isinstance(found, Iterator) else [found]:
         options.result.write_text(json.dumps(result))
 
