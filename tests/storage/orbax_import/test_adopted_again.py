@@ -3,7 +3,6 @@
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,8 @@ from cairn import (
 )
 from cairn.storage.runs.writer import default_writer_id
 from tests.plain_orbax import READABLE, manager
+from tests.programs.program import Program
+from tests.programs.program import run as run_program
 from tests.storage.orbax_import.folders import everything
 from tests.storage.seams import writer as runs_writer
 
@@ -75,11 +76,10 @@ def test_two_adoptions_at_once_list_each_step_once(tmp_path):
     manager(tmp_path / "old", steps=tuple(range(1, 9)))
     program = "import sys; from cairn import adopt; print(adopt(sys.argv[1]).ok)"
     started = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(tmp_path / "old")],
+        Program(
+            ["-c", program, str(tmp_path / "old")],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
         )
         for _ in range(3)
     ]
@@ -144,7 +144,7 @@ def digest(*arguments, known=step_reading.digest_chunks, seen=[]):
 step_reading.digest_chunks = digest
 adopt({str(tmp_path / "old")!r})
 """
-    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    assert run_program(["-c", program]).returncode == -signal.SIGKILL
     assert [info.step for info in Run.open(tmp_path / "old.cairn").steps()] == [1]
     again = adopt(tmp_path / "old")
     assert (again.adopted, again.kept) == ((2, 3), (1,))

@@ -75,6 +75,12 @@ def save_plain(uri):
     as_plain_step(run, run.step(1), digest_files=2)
 
 
+@pytest.fixture
+def root_uri(some_root_uri):
+    """An empty folder in one kind of store: what is read back is the same in all."""
+    return some_root_uri
+
+
 @pytest.fixture(params=[save_indexed, save_plain], ids=["with an index", "plain"])
 def saved(request, root_uri, copies, small):
     """(reader of a step, its leaves on the host)."""

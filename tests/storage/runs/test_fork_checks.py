@@ -35,6 +35,12 @@ from tests.storage.forks import WRITER, contents, flipped, put, twins
 from tests.storage.plain_steps import as_plain_step, write_manifest
 
 
+@pytest.fixture
+def root_uri(some_root_uri):
+    """An empty folder in one kind of store: what is copied is the same in all."""
+    return some_root_uri
+
+
 @pytest.fixture(autouse=True)
 def _settled():
     """What a thread of a copy that failed still holds goes here, not inside the next test."""

@@ -19,7 +19,7 @@ from tests.storage.seams import trash
 
 LOOKS = 3
 ORDERS = list(permutations(range(LOOKS)))[:: trials(short=5, long=1)]
-STOPS_APART = trials(short=3, long=1)
+STOPS_APART = trials(short=5, long=1)
 
 
 def needing(made):

@@ -1,10 +1,12 @@
 """A disk that fails at any of the calls that change an object: what is raised, or not, is true."""
 
+import itertools
 import os
 
 import pytest
 
 from cairn import ObjectStore, StorageError, parse_uri, safe_join
+from tests.faults.report import is_long
 from tests.storage.failing_disk import FailingDisk
 from tests.storage.held_names import HeldNames
 from tests.storage.seams import directory_entries
@@ -12,7 +14,10 @@ from tests.storage.seams import directory_entries
 NAME = "trash/3.1.json"
 
 
-@pytest.fixture(params=["confined", "plain"])
+KINDS = ["confined", "plain"]
+
+
+@pytest.fixture(params=KINDS)
 def store(request, tmp_path):
     """Of a server, which makes the calls itself; of a trainer, for which TensorStore makes most."""
     root = parse_uri(tmp_path / "root")
@@ -61,7 +66,13 @@ def changed(store, monkeypatch, change, before, fails):
 @pytest.mark.parametrize(
     ("change", "before", "after"), CHANGES, ids=["create", "replace", "write", "delete"]
 )
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "for good"])
+@pytest.mark.parametrize(
+    ("store", "lasting"),
+    [*itertools.product(KINDS, (False, True))]
+    if is_long()
+    else [("confined", False), ("plain", True)],
+    indirect=["store"],
+)
 def test_a_change_is_told_as_it_is_wherever_the_disk_fails(
     store, monkeypatch, change, before, after, lasting
 ):
