@@ -54,7 +54,7 @@ SAID = {
 OTHERWISE = ("falcon", "gpt_oss", "mistral")
 """What their files say differs from the converter's: logits are compared, and not configs.
 
-Logits of the converter's files are compared in `test_gguf.py`, in `make families` those of all.
+What the converter's files are read as is compared in `test_gguf.py`, in `make families` logits too.
 """
 WRITTEN = [name for name in GGUF_CONFIGS if name not in REFUSED]
 
