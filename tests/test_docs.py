@@ -41,20 +41,25 @@ LONG = {
     "howto/find-checkpoints.md": "tests/service/command/test_lists_cli.py",
     "howto/lora-and-qlora.md": "tests/state/adapters/test_lora.py",
     "howto/look-inside.md": "tests/service/command/test_tensors_cli.py",
+    "howto/many-processes.md": "tests/multi_process/test_restore_elsewhere.py",
     "howto/observe.md": "tests/service/observability/test_tracing.py",
     "howto/plan-a-mesh.md": "tests/service/command/test_plan_cli.py",
     "howto/promote.md": "tests/service/command/test_cli.py",
     "howto/python-client.md": "tests/service/client/test_client.py",
     "howto/quantize.md": "tests/state/adapters/test_quantization.py",
     "howto/restore-on-other-devices.md": "tests/state/states/test_load_placement.py",
+    "howto/retention-and-cost.md": "tests/service/command/test_retention_cli.py",
+    "howto/roots-and-runs.md": "tests/service/command/test_roots_cli.py",
     "howto/use-linen-or-equinox.md": "tests/examples/test_examples.py",  # linen_train_state
     "howto/webhooks.md": "tests/service/command/test_webhooks_cli.py",
     "howto/your-own-loop.md": "tests/examples/test_examples.py",  # own_module
+    "migration/easydel.md": "tests/state/hub/test_easydel_folder.py",
+    "migration/flax-checkpoints.md": "tests/storage/orbax_import/test_adopt.py",
     "migration/plain-orbax.md": "tests/storage/orbax_import/test_adopt.py",
 }
 """Pages that take seconds of processor, which `make proofs` runs (`test_long_pages.py`), and what
-calls the same in `make test`, where of each kind of page one is left: with processes, servers,
-commands, files."""
+calls the same in `make test`, where of each kind of page one is left: with servers, commands,
+files."""
 
 
 def documented():
