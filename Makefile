@@ -22,8 +22,9 @@ LONG_TESTS = tests/faults tests/multi_process tests/bad_input/test_full_store.py
   tests/service/test_export_memory.py tests/service/test_export_resumed.py tests/service/test_fleet.py tests/service/test_search_queries.py \
   tests/service/test_upgrade.py tests/service/test_webhooks_killed.py tests/state/states/test_continued_training.py \
   tests/storage tests/state/checkpointing tests/state/adapters/test_quantization.py \
-  tests/state/drop_in tests/state/models/test_generation_settings.py tests/state/states/test_adapted_checkpoints.py \
-  tests/state/states/test_positions.py tests/state/test_jit.py
+  tests/state/decoder/test_decoder.py tests/state/drop_in tests/state/models/test_generation.py tests/state/models/test_generation_settings.py \
+  tests/state/states/test_adapted_checkpoints.py tests/state/states/test_leaf_traits.py tests/state/states/test_merged_checkpoints.py \
+  tests/state/states/test_positions.py tests/state/test_jit.py tests/state/test_optimizer_step.py
 # Those that run on any kind of store, by its fixture.
 STORES ?= s3
 STORE_TESTS = tests/contract tests/service/test_delete_bucket.py tests/service/test_jobs_bucket.py tests/service/test_s3.py \

@@ -26,3 +26,9 @@ def logits_of(model: Any, ids: Any, **inputs: Any) -> np.ndarray[Any, Any]:
     """Logits of the model, whether it returns them alone or among others."""
     outputs = outputs_of(model, ids, **inputs)
     return np.asarray(getattr(outputs, "logits", outputs))
+
+
+def output_of(layer: Any, inputs: Any) -> jax.Array:
+    """Output of a layer as it is now, as one program; without `jit` each operation is one."""
+    output: jax.Array = jax.jit(lambda given: layer(given))(inputs)
+    return output

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 from cairn import ArgumentError, DecoderForCausalLM, EasyDeLState, LoraSettings, TreeStructureError
 from cairn.state.paths import has_variables, named_leaves
-from tests.state.forward import logits_of
+from tests.state.forward import logits_of, output_of
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model, train_step
 from tests.state.seams import adapted_layers
 from tests.tiny import TINY
@@ -313,15 +313,15 @@ def test_layers_with_several_axes_have_adapters_too():
         nnx.Einsum("bthd,hdk->bthk", (4, 16, 8), (4, 8), rngs=rngs),
         nnx.Einsum("...d,dk->...k", (16, 8), (8,), rngs=rngs),
     ):
-        exact = layer(inputs)
+        exact = output_of(layer, inputs)
         layer = adapted_layers.adapted(layer)
         adapted_layers.add_adapters(layer, LoraSettings(3, 1.5, ".*"), jax.random.key(1))
-        np.testing.assert_array_equal(layer(inputs), exact)
+        np.testing.assert_array_equal(output_of(layer, inputs), exact)
         layer.kernel_lora_b[...] = jax.random.normal(jax.random.key(2), layer.kernel_lora_b.shape)
-        wanted = layer(inputs)
+        wanted = output_of(layer, inputs)
         assert jnp.abs(wanted - exact).max() > 0.1
         adapted_layers.merge_adapters(layer)
-        np.testing.assert_allclose(layer(inputs), wanted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(output_of(layer, inputs), wanted, rtol=1e-4, atol=1e-5)
 
 
 def in_bfloat16(method=None, **options):

@@ -12,6 +12,7 @@ from cairn import ArgumentError, DecoderConfig, DecoderForCausalLM, ExpertsConfi
 from cairn.interop.config.decoder import FULL, WINDOW
 from cairn.interop.config.decoder_layers import leaf_shapes
 from cairn.state.paths import named_leaves
+from tests.faults.report import is_long
 from tests.state.forward import logits_of, outputs_of
 from tests.state.hf_models import tokens
 from tests.state.seams import KVCache, grouped_attention
@@ -67,7 +68,9 @@ def assert_close(found, expected, tolerance=1e-5):
         np.testing.assert_allclose(np.asarray(one), np.asarray(two), atol=tolerance * scale, rtol=0)
 
 
-@pytest.mark.parametrize("options", [{"remat": True}, {"scan_layers": True, "remat": True}])
+@pytest.mark.parametrize(
+    "options", [*([{"remat": True}] if is_long() else []), {"scan_layers": True, "remat": True}]
+)
 def test_scanned_and_recomputed_layers_give_the_same_loss_and_gradients(options):
     ids = jnp.asarray(tokens(2, 16))
     assert_close(loss_and_grads(make(**options), ids), plain_loss_and_grads(2))
@@ -177,7 +180,10 @@ def test_bfloat16_compute_keeps_float32_parameters():
     assert np.abs(difference).max() < 0.1 * np.abs(full).max()
 
 
-@pytest.mark.parametrize(("dims", "scan_layers"), [((2, 4, 1, 1), False), ((1, 2, 2, 2), True)])
+@pytest.mark.parametrize(
+    ("dims", "scan_layers"),
+    [((2, 4, 1, 1), False), ((1, 2, 2, 2), True)] if is_long() else [((1, 2, 2, 2), True)],
+)
 def test_sharded_loss_equals_the_loss_on_one_device(dims, scan_layers):
     ids = jnp.asarray(tokens(8, 16))
     expected = plain_loss_and_grads(8)

@@ -19,6 +19,7 @@ from transformers.generation import logits_process
 from cairn import ArgumentError, DecoderConfig, DecoderForCausalLM
 from tests.faults.report import is_long
 from tests.state.compilations import compilations
+from tests.state.forward import logits_of
 from tests.state.hf_models import save, tiny_llama, tokens
 from tests.state.seams import (
     NO_TOKEN,
@@ -140,7 +141,17 @@ def cases(free):
     }
 
 
-IN_ALL = ("penalty", "ngrams of 2", "ngrams of 3", "at least", "bad words", "biases", "suppressed")
+IN_ALL = (
+    "penalty",
+    "reward",
+    "ends",
+    "ngrams of 2",
+    "ngrams of 3",
+    "at least",
+    "bad words",
+    "biases",
+    "suppressed",
+)
 """Cases whose settings are among those of "all", and alone in the long run."""
 
 
@@ -481,7 +492,7 @@ def test_a_file_that_samples_draws_from_the_likeliest_fifty_as_in_transformers(o
 
     hot = {"do_sample": True, "temperature": 100.0}
     with torch.no_grad():
-        logits = torch.tensor(np.asarray(ours(input_ids=IDS[:1]).logits)[:, -1])
+        logits = torch.tensor(logits_of(ours, IDS[:1])[:, -1])
     likeliest = set(logits.topk(50).indices.flatten().tolist())
     assert drawn(hot) == drawn({**hot, "top_k": None}) == likeliest
     assert drawn({}, temperature=100.0) == likeliest

@@ -146,7 +146,7 @@ def plain_step(state, grads):
     return state.replace(average=average, rng=jax.random.split(state.rng)[0])
 
 
-@drawn(short=3, long=400)
+@drawn(short=2, long=400)
 @given(OPTIMIZERS, DTYPES, st.integers(0, 3), st.sampled_from(["fresh", "abstract", "saved"]))
 def test_a_train_state_goes_on_as_if_never_saved_and_as_that_of_flax(
     tmp_path_factory, names, dtype, saved_after, target
@@ -394,7 +394,7 @@ def small_state(dtype):
     return state.apply_gradients(grads=state.graphstate)
 
 
-@drawn(short=2, long=300)
+@drawn(short=1, long=300)
 @given(
     DTYPES,
     FLOATS,

@@ -8,9 +8,11 @@ import pytest
 from flax import nnx
 
 from cairn import EasyDeLState
+from tests.faults.report import is_long
 from tests.state.my_model import MyModel, MyModelConfig, my_model
 
 MESH = {"sharding_axis_dims": (2, 4, 1, 1), "auto_shard_model": True}
+PLACES = {"mesh": MESH} | ({"one_device": {}} if is_long() else {})
 
 
 class WithGain(MyModel):
@@ -41,7 +43,7 @@ def numbers(state):
     return [(str(leaf.dtype), leaf.weak_type, np.asarray(leaf).tobytes()) for leaf in leaves]
 
 
-@pytest.mark.parametrize("place", [{}, MESH], ids=["one_device", "mesh"])
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 def test_numbers_that_give_way_to_bfloat16_do_so_after_a_load(place, tmp_path):
     """A float32 in their place would make the parameters float32, from the next step on."""
     config = MyModelConfig(sharding_axis_dims=MESH["sharding_axis_dims"])
@@ -90,7 +92,7 @@ def kinds(tree):
     return [leaf.sharding.memory_kind for leaf in jax.tree.leaves(tree)]
 
 
-@pytest.mark.parametrize("place", [{}, MESH], ids=["one_device", "mesh"])
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 def test_offloaded_moments_lie_in_host_memory_again_and_train_on(place, tmp_path):
     model = my_model()
     if place:

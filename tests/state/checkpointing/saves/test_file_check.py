@@ -185,9 +185,13 @@ def test_a_file_that_is_damaged_before_the_step_is_published_fails_the_save(
         names = striking.names
         assert {"model/d", "model/b", "model/manifest.ocdbt", "meta/data.json",
                 "_CHECKPOINT_METADATA", COMMIT_FILE} < {*map(kind, names)}  # fmt: skip
+        kinds = set()
         for number, name in enumerate(names):
             if name == "orbax.checkpoint":
                 continue  # Orbax's own, and without content
+            if kind(name) in kinds and not is_long():
+                continue
+            kinds.add(kind(name))
             striking.strike = (number, damage)
             step = number + 1
             handle = made.save(step, small(step), meta={"step": step})

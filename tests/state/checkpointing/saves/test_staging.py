@@ -247,10 +247,8 @@ LIMITS = {"1": 1, "leaf": LEAF, "3": 3 * LEAF, "all": 1 << 30, "none": None}
 
 SOME = [
     ("file", "transfers", "1"),
-    ("gcs", "pinned", "leaf"),
-    ("gcs", "transfers", "3"),
+    ("gcs", "pinned", "3"),
     ("file", "pinned", "all"),
-    ("file", "transfers", "none"),
 ]
 EACH = [*itertools.product(("file", "gcs"), ("transfers", "pinned"), LIMITS)]
 
