@@ -140,6 +140,7 @@ BOUNDS: Final[Sequence[Bound]] = (
         "1,000 labels of 2,000 characters, 10,000 metrics, 200 lines of damage",
     ),
     Bound("alias", ("aliases/*.json",), 4 * _MIB, "100 moves, each with its reason"),
+    Bound("policy", (".cairn/policies/*.json",), 64 * _KIB, "its patterns, bounds and labels"),
     Bound("tombstone, intent or hold", ("trash/*.json",), 1 * _MIB, "a retention policy"),
     Bound(
         "manifest of an export, or what a try has left",

@@ -173,6 +173,9 @@ OPENINGS: Final = {
         "abandon_fork: open_files": CONFINED,
         "_refuse_foreign: open_files": CONFINED,
     },
+    "storage/runs/policies.py": {
+        "Policies.__init__: ObjectStore.open": CONFINED,
+    },
     "storage/runs/promotion.py": {
         "_refuse_changed: open_files": CONFINED,
     },
