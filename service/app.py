@@ -65,10 +65,10 @@ from cairn.service.routes import (
     keys,
     metrics,
     operations,
+    policies,
     restore,
     roots,
     runs,
-    schedules,
     tensors,
     verify,
     webhooks,
@@ -97,7 +97,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     clean_up.router,
     verify.router,
     operations.router,
-    schedules.router,
+    policies.router,
     workers.router,
     keys.router,
     events.router,
@@ -225,7 +225,7 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
                 sender = Sender(settings, catalog, jobs)
                 sender.start()
         app.state.plane = ControlPlane(settings, roots, index, jobs, watches)
-        for rule in settings.rules_without_roots(await run_in_threadpool(list, roots)):
+        for rule in settings.policies_without_roots(await run_in_threadpool(list, roots)):
             logger.warning("%s: fits no root, and does nothing until one is added", rule)
         if jobs is not None:
             scheduler = Scheduler(app.state.plane)

@@ -25,12 +25,15 @@ ServiceError
     ├── RootTakenError            409
     ├── RootInUseError            409
     ├── FixedRootError            409
+    ├── FixedPolicyError          409
     ├── RootRefusedError          422
     ├── PreconditionRequiredError 428
     ├── AliasMovedError           412
+    ├── PolicyChangedError        412
     ├── ResourceChangedError      412
     ├── UnknownKeyError           404
     ├── UnknownWebhookError       404
+    ├── UnknownPolicyError        404
     ├── UnknownDeliveryError      404
     ├── EventsPrunedError         410
     ├── KeyNameTakenError         409
@@ -176,6 +179,12 @@ class UnknownWebhookError(ProblemError):
     status, slug, title = 404, "webhook-not-found", "No such webhook"
 
 
+class UnknownPolicyError(ProblemError):
+    """The root has no policy of this kind and name."""
+
+    status, slug, title = 404, "policy-not-found", "No such policy"
+
+
 class UnknownDeliveryError(ProblemError):
     """The webhook has no delivery of this number."""
 
@@ -224,6 +233,12 @@ class FixedRootError(ProblemError):
     status, slug, title = 409, "root-fixed", "The settings name the root"
 
 
+class FixedPolicyError(ProblemError):
+    """The policy that was to be changed comes from the environment of the servers."""
+
+    status, slug, title = 409, "policy-fixed", "The environment names the policy"
+
+
 class RootRefusedError(ProblemError):
     """A root cannot be added at this address."""
 
@@ -238,6 +253,12 @@ class PreconditionRequiredError(ProblemError):
 
 class AliasMovedError(ProblemError):
     """The alias is not as the request expects; `.extra["current"]` is its value now, or None."""
+
+    status, slug, title = 412, "precondition-failed", "Precondition failed"
+
+
+class PolicyChangedError(ProblemError):
+    """The policy is not as the request expects; `.extra["current"]` is its value now, or None."""
 
     status, slug, title = 412, "precondition-failed", "Precondition failed"
 

@@ -19,6 +19,8 @@ GLOSSARY: Final[Mapping[str, str]] = {
     "manifest": "The record of a step: its items, files, checksums and the model config.",
     "alias": "A name such as `production` that points to a step, and can be moved to another one.",
     "promote": "To point an alias to a step.",
+    "policy": "What a server does to runs by itself, or which promotions it refuses: a schedule, "
+    "retention, an automation or a gate.",
     "gate": "A condition that a step must meet before an alias may point to it.",
     "sequence": "A number of an alias that grows with each move. A request with it is refused "
     "if the alias has moved since.",

@@ -1,7 +1,6 @@
 """Settings of the control plane, read from `CAIRN_*` environment variables."""
 
 import ipaddress
-import math
 import os
 import re
 from collections.abc import Iterable
@@ -9,7 +8,7 @@ from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 import pydantic_settings
@@ -25,14 +24,8 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cairn.service.errors import SettingsError
-from cairn.service.schemas import (
-    NAME_PATTERN,
-    AutomatedAction,
-    ConvertRequest,
-    RetentionPolicy,
-    ScheduledAction,
-    Scope,
-)
+from cairn.service.policies import Policy
+from cairn.service.schemas import NAME_PATTERN, Scope
 from cairn.service.state_folders import CATALOG, JOBS, folder_of_any, folder_of_store
 from cairn.storage.errors import StorageError
 from cairn.storage.store.disk.confinement import real_prefix, with_confinement
@@ -40,8 +33,6 @@ from cairn.storage.store.uri import StoreURI, parse_uri
 
 DEFAULT_ROOT = "default"
 Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
-
-_CRON_FIELDS: Final = 5
 
 
 class Grant(BaseModel):
@@ -51,138 +42,6 @@ class Grant(BaseModel):
 
     scope: Scope
     roots: tuple[str, ...] | None = Field(default=None, min_length=1)
-
-
-class Bound(BaseModel):
-    """Bounds of a metric, both inclusive; NaN and infinities are always outside."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    min: float = Field(default=-math.inf, allow_inf_nan=False)
-    max: float = Field(default=math.inf, allow_inf_nan=False)
-
-    @model_validator(mode="after")
-    def _bounds_something(self) -> Self:
-        if not self.model_fields_set or self.min > self.max:
-            raise ValueError("expected min, max or both, and min not above max")
-        return self
-
-    def holds(self, value: float) -> bool:
-        """Return whether a value is within the bounds."""
-        return math.isfinite(value) and self.min <= value <= self.max
-
-
-class ForRuns(BaseModel):
-    """Setting for some runs, selected by shell patterns.
-
-    Attributes:
-        root: Pattern of the names of their roots.
-        run: Pattern of the names of the runs.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    root: str = Field(default="*", min_length=1)
-    run: str = Field(default="*", min_length=1)
-
-    def is_for(self, root: str, run: str) -> bool:
-        """Return whether the setting applies to a run."""
-        return fnmatchcase(root, self.root) and fnmatchcase(run, self.run)
-
-
-class ForAliases(ForRuns):
-    """Setting for some aliases of some runs.
-
-    Attributes:
-        alias: Pattern of the names of the aliases.
-    """
-
-    alias: str = Field(min_length=1)
-
-    def is_for_alias(self, root: str, run: str, alias: str) -> bool:
-        """Return whether the setting applies to an alias."""
-        return self.is_for(root, run) and fnmatchcase(alias, self.alias)
-
-
-class Gate(ForAliases):
-    """Gate of aliases: conditions on a step before an alias may move to it.
-
-    Attributes:
-        verified: Every byte must have been compared with what was saved, without damage since.
-        exported: The store must have an export of the step with these options, with checked files;
-            True: with those of `cairn convert` without options.
-        labels: Required texts by label; `*` is any text.
-        metrics: Bounds by metric. NaN is outside all bounds.
-        webhook: URL that gets a POST, and answers `{"allow": true}`, or false and a `reason`.
-    """
-
-    verified: bool = False
-    exported: bool | ConvertRequest = False
-    labels: dict[str, str] = Field(default_factory=dict)
-    metrics: dict[str, Bound] = Field(default_factory=dict)
-    webhook: str | None = Field(default=None, pattern=r"^https?://[^\s@]+$")
-
-
-class Automation(ForAliases):
-    """Automation that acts on a step once an alias has moved to it.
-
-    Attributes:
-        name: Name of the automation; its operations have the caller `automation:<name>`.
-        action: Action on the step.
-        convert: Options of the action `convert`.
-    """
-
-    name: str = Field(pattern=NAME_PATTERN)
-    action: AutomatedAction
-    convert: ConvertRequest | None = None
-
-    @model_validator(mode="after")
-    def _has_its_own(self) -> Self:
-        if self.convert is not None and self.action is not AutomatedAction.CONVERT:
-            raise ValueError("expected convert for the action convert, and for nothing else")
-        return self
-
-
-class Schedule(ForRuns):
-    """Schedule of an action on runs at set times.
-
-    Attributes:
-        name: Name of the schedule; its operations have the caller `schedule:<name>`.
-        cron: Moments, in UTC: minute, hour, day, month and day of the week.
-        action: Action on each of these runs.
-        steps: Steps whose bytes the action `verify` reads.
-        policy: Policy of the action `apply_retention`.
-    """
-
-    name: str = Field(pattern=NAME_PATTERN)
-    cron: str = Field(max_length=100)
-    action: ScheduledAction
-    steps: Literal["all", "latest", "none"] = "latest"
-    policy: RetentionPolicy | None = None
-
-    @field_validator("cron")
-    @classmethod
-    def _is_cron(cls, value: str) -> str:
-        # Loaded only if there are schedules.
-        from croniter import CroniterBadDateError, croniter
-
-        if len(value.split()) != _CRON_FIELDS or not croniter.is_valid(value):
-            raise ValueError("expected five fields as cron has them, such as '0 3 * * *'")
-        if any(field.lower().startswith("r") for field in value.split()):
-            raise ValueError("expected moments that are the same for all servers, not R (random)")
-        try:
-            croniter(value).get_next()
-        except CroniterBadDateError as exc:
-            raise ValueError("expected a day that there is, such as '0 3 28 2 *'") from exc
-        return value
-
-    @model_validator(mode="after")
-    def _has_its_own(self) -> Self:
-        if (self.policy is not None) != (self.action is ScheduledAction.APPLY_RETENTION):
-            raise ValueError("expected a policy for apply_retention, and for nothing else")
-        if "steps" in self.model_fields_set and self.action is not ScheduledAction.VERIFY:
-            raise ValueError("expected steps for verify, and for nothing else")
-        return self
 
 
 class Settings(BaseSettings):
@@ -291,25 +150,12 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="With keys: how long a browser stays signed in, in hours.",
     )
-    gates: tuple[Gate, ...] = Field(
+    policies: tuple[Policy, ...] = Field(
         default=(),
-        description="What steps must be like for aliases to move to them: a JSON list of "
-        '{"alias": "production", "verified": true, "labels": {"eval": "passed"}, '
-        '"metrics": {"eval/loss": {"max": 2}}, "exported": true, "webhook": "https://…"}; '
-        "`root` and `run` are patterns, by default of all.",
-    )
-    schedules: tuple[Schedule, ...] = Field(
-        default=(),
-        description="What is done to runs again and again: a JSON list of "
-        '{"name": "nightly", "cron": "0 3 * * *", "action": "verify"}; `action` is verify, '
-        "apply_retention (with a `policy`) or collect_garbage; `root` and `run` are patterns.",
-    )
-    automations: tuple[Automation, ...] = Field(
-        default=(),
-        description="What is done once an alias has moved: a JSON list of "
-        '{"name": "export", "alias": "production", "action": "convert"}; `action` is convert '
-        '(with `"convert": {"dtype": "bfloat16"}`, if anything) or verify; `root` and `run` are '
-        "patterns.",
+        description="What the servers do to runs by themselves, and which promotions they refuse: "
+        'a JSON list of {"kind": "schedule", "name": "nightly", "cron": "0 3 * * *", "action": '
+        '"verify"}; `kind` is schedule, retention, automation or gate; `root` and `run` are '
+        "patterns. They win over the policies that roots have.",
     )
     executor_id: str = Field(
         default="local",
@@ -380,14 +226,11 @@ class Settings(BaseSettings):
             )
         return self
 
-    @field_validator("schedules", "automations")
+    @field_validator("policies")
     @classmethod
-    def _distinct(
-        cls, value: tuple[Schedule | Automation, ...]
-    ) -> tuple[Schedule | Automation, ...]:
-        names = [rule.name for rule in value]
-        if len({*names}) < len(names):
-            raise ValueError("expected names that differ")
+    def _distinct(cls, value: tuple[Policy, ...]) -> tuple[Policy, ...]:
+        if len({(policy.kind, policy.name) for policy in value}) < len(value):
+            raise ValueError("expected names that differ among the policies of a kind")
         return value
 
     @model_validator(mode="after")
@@ -537,22 +380,17 @@ class Settings(BaseSettings):
         """True if others can reach the server, and only keys tell it who they are."""
         return not self.oidc_issuer and not is_loopback(self.host)
 
-    def rules_without_roots(self, added: Iterable[str]) -> list[str]:
-        """Describe the gates, schedules and automations that match no root.
+    def policies_without_roots(self, added: Iterable[str]) -> list[str]:
+        """Describe the policies that match no root.
 
         Args:
             added: Names of the roots that were added at run time.
         """
         roots = {DEFAULT_ROOT, *self.roots, *added}
-        rules: list[tuple[str, str, ForRuns]] = [
-            *(("GATES", entry.alias, entry) for entry in self.gates),
-            *(("SCHEDULES", entry.name, entry) for entry in self.schedules),
-            *(("AUTOMATIONS", entry.name, entry) for entry in self.automations),
-        ]
         return [
-            f"CAIRN_{setting}: {name!r}: root {rule.root!r}"
-            for setting, name, rule in rules
-            if not any(fnmatchcase(root, rule.root) for root in roots)
+            f"CAIRN_POLICIES: {policy.kind} {policy.name!r}: root {policy.root!r}"
+            for policy in self.policies
+            if not any(fnmatchcase(root, policy.root) for root in roots)
         ]
 
     @property
@@ -630,9 +468,8 @@ _JSON: Final = {
     "ADOPT_FROM": 'object {"default": ["/data/old"]}',
     "ROOTS_WITHIN": 'list ["/data", "gs://bucket/teams"]',
     "OIDC_GRANTS": 'object {"value": {"scope": "read"}}',
-    "AUTOMATIONS": 'list [{"name": "export", "alias": "production", "action": "convert"}]',
-    "SCHEDULES": 'list [{"name": "nightly", "cron": "0 3 * * *", "action": "verify"}]',
-    "GATES": 'list [{"alias": "production", "verified": true}]',
+    "POLICIES": 'list [{"kind": "schedule", "name": "nightly", "cron": "0 3 * * *", '
+    '"action": "verify"}]',
 }
 
 

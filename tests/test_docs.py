@@ -44,6 +44,7 @@ LONG = {
     "howto/many-processes.md": "tests/multi_process/test_restore_elsewhere.py",
     "howto/observe.md": "tests/service/observability/test_tracing.py",
     "howto/plan-a-mesh.md": "tests/service/command/test_plan_cli.py",
+    "howto/policies.md": "tests/service/test_policies.py",
     "howto/promote.md": "tests/service/command/test_cli.py",
     "howto/python-client.md": "tests/service/client/test_client.py",
     "howto/quantize.md": "tests/state/adapters/test_quantization.py",

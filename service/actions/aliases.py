@@ -8,7 +8,7 @@ from typing import Any
 from cairn.service.access.callers import Caller
 from cairn.service.actions.audit import audited
 from cairn.service.actions.checkpoints import require_attempt
-from cairn.service.actions.gates import Candidate, require_gates
+from cairn.service.actions.gates import Candidate, gates_of, require_gates
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.runs import run_row
 from cairn.service.catalog import queries, rows
@@ -84,6 +84,7 @@ def promote(
 
     Raises:
         RunNotFoundError: There is no such run.
+        StoreUnavailableError: The store does not answer.
         StepNotFoundError: The step is not listed, or was imported and is gone.
         StepInFlightError: The step is being written.
         StepDamagedError: The step is damaged.
@@ -97,7 +98,7 @@ def promote(
     stored_run = Run(
         plane.place(root, run)
     )  # not opened: `promote_step` checks the run with the step
-    gates = [gate for gate in plane.settings.gates if gate.is_for_alias(root, run, alias)]
+    gates = gates_of(plane, root, run, alias)
 
     def check(info: StepInfo) -> None:
         require_attempt(stored_run, info, attempt)

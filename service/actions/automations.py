@@ -1,4 +1,4 @@
-"""Automations of the settings, which act when an alias has moved.
+"""Automations: policies that act when an alias has moved.
 
 Every server follows the events. Each operation has an idempotency key made of the automation and
 the move. So of many servers, and of one that died in between, only one starts it. An automation
@@ -6,27 +6,23 @@ moves no alias, so it triggers no other automation.
 """
 
 import logging
+from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import Final
 
 from cairn.service.access.callers import Caller
 from cairn.service.actions.convert import convert_checkpoint
 from cairn.service.actions.plane import ControlPlane
+from cairn.service.actions.policies import ActivePolicy, in_force
 from cairn.service.actions.verify import verify_checkpoint
 from cairn.service.catalog import queries
-from cairn.service.catalog.events.automations import advance, positions, states
+from cairn.service.catalog.events.automations import advance, forget, positions
 from cairn.service.catalog.events.outbox import EventColumns
 from cairn.service.errors import NotReadyError, ServiceError
-from cairn.service.schemas import (
-    AutomatedAction,
-    AutomationState,
-    ConvertRequest,
-    EventKind,
-    Operation,
-    Scope,
-)
-from cairn.service.settings import Automation
+from cairn.service.policies import Automation
+from cairn.service.schemas import ConvertRequest, EventKind, Operation, Scope
 from cairn.storage.errors import StepChangedError, StorageError, StoreUnavailableError
+from cairn.storage.store.clock import utc_now
 
 logger = logging.getLogger(__name__)
 
@@ -35,30 +31,7 @@ MAY_PASS: Final = (StoreUnavailableError, NotReadyError)
 
 _AT_ONCE: Final = 100
 
-
-def list_automations(plane: ControlPlane, caller: Caller) -> list[AutomationState]:
-    """Return the automations for the caller's roots, by name, with their last results.
-
-    If an automation is for other roots too, its result may be about those, and is left out.
-    """
-    rows = states(plane.catalog) if plane.settings.automations else {}
-    listed = []
-    for automation in sorted(plane.settings.automations, key=lambda automation: automation.name):
-        roots = [root for root in plane.roots if fnmatchcase(root, automation.root)]
-        seen = [root for root in roots if caller.sees(root)]
-        if caller.roots is not None and not seen:
-            continue
-        row = rows.get(automation.name)
-        last = row if caller.roots is None or seen == roots else None
-        listed.append(
-            AutomationState(
-                **automation.model_dump(include={"name", "alias", "root", "run", "action"}),
-                position=None if row is None else row.position,
-                operation=None if last is None else last.operation,
-                problem=None if last is None else last.problem,
-            )
-        )
-    return listed
+_FORGET_AFTER: Final = timedelta(hours=1)
 
 
 def follow_moves(plane: ControlPlane) -> int:
@@ -72,7 +45,7 @@ def follow_moves(plane: ControlPlane) -> int:
         StoreUnavailableError: A store does not answer.
         NotReadyError: Jobs were not launched.
     """
-    automations = {automation.name: automation for automation in plane.settings.automations}
+    automations = {active.key: active for active in in_force(plane, Automation)}
     started = 0
     silent: StoreUnavailableError | NotReadyError | None = None
     for name, position in positions(plane.catalog, automations).items():
@@ -85,7 +58,26 @@ def follow_moves(plane: ControlPlane) -> int:
     return started
 
 
-def _start_for_moves(plane: ControlPlane, automation: Automation, position: int) -> int:
+def forget_removed(plane: ControlPlane) -> None:
+    """Forget the positions of automations that roots no longer have.
+
+    Nothing is forgotten while some root's automations are unknown.
+
+    Raises:
+        SQLAlchemyError: The catalog does not answer.
+        StoreUnavailableError: A store does not answer.
+    """
+    roots = dict(plane.roots.items())
+    found = [plane.policies.get(root, uri) for root, uri in roots.items()]
+    if any(problem.kind in ("automation", "") for one in found for problem in one.problems):
+        return
+    names = {stored.key for one in found for stored in one.policies}
+    forget(plane.catalog, roots, names, utc_now() - _FORGET_AFTER)
+
+
+def _start_for_moves(
+    plane: ControlPlane, automation: ActivePolicy[Automation], position: int
+) -> int:
     """Start the operations for the moves after a position, and return their number.
 
     If a root's store does not answer, moves in other roots go on, but the stored position stays.
@@ -106,7 +98,7 @@ def _start_for_moves(plane: ControlPlane, automation: Automation, position: int)
             outcome = {"operation": operation, "problem": problem}
             if not silent:
                 if not advance(
-                    plane.catalog, automation.name, before=read, after=move.id, **outcome
+                    plane.catalog, automation.key, before=read, after=move.id, **outcome
                 ):
                     return started  # another server has moved the position, and goes on
                 started += operation is not None
@@ -120,7 +112,7 @@ def _start_for_moves(plane: ControlPlane, automation: Automation, position: int)
 
 def _start_for_move(
     plane: ControlPlane,
-    automation: Automation,
+    automation: ActivePolicy[Automation],
     move: EventColumns,
     silent: dict[str, StoreUnavailableError | NotReadyError],
 ) -> tuple[str | None, str | None]:
@@ -129,8 +121,7 @@ def _start_for_move(
     Both are None if the move needs no operation, or if the start must be tried again later. In the
     latter case the move's root and the error are added to `silent`.
     """
-    is_for_alias = automation.is_for_alias(move.root, move.run, str(move.detail.get("alias")))
-    if not is_for_alias or move.root not in plane.roots or move.root in silent:
+    if not is_for_move(automation, move) or move.root not in plane.roots or move.root in silent:
         return None, None
     try:
         return _start(plane, automation, move).id, None
@@ -138,11 +129,19 @@ def _start_for_move(
         silent[move.root] = exc
         return None, None
     except (StorageError, ServiceError) as exc:
-        logger.warning("automation %s: %s: %s", automation.name, move.run, exc)
+        logger.warning("automation %s: %s: %s", automation.policy.name, move.run, exc)
         return None, str(exc)
 
 
-def _start(plane: ControlPlane, automation: Automation, move: EventColumns) -> Operation:
+def is_for_move(automation: ActivePolicy[Automation], move: EventColumns) -> bool:
+    """Return whether an automation acts on a move of an alias."""
+    alias = str(move.detail.get("alias"))
+    return automation.is_for(move.root, move.run) and fnmatchcase(alias, automation.policy.alias)
+
+
+def _start(
+    plane: ControlPlane, automation: ActivePolicy[Automation], move: EventColumns
+) -> Operation:
     """Start the operation for a move of an alias.
 
     Raises:
@@ -150,7 +149,7 @@ def _start(plane: ControlPlane, automation: Automation, move: EventColumns) -> O
             again, or its run was deleted and created again.
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
     """
-    by = Caller(name=f"automation:{automation.name}", scope=Scope.OPERATE)
+    by = Caller(name=automation.caller, scope=Scope.OPERATE)
     detail = move.detail
     # `sequence` and `moved` distinguish this move from all other moves of the alias.
     parts = [str(detail.get(name)) for name in ("alias", "sequence", "step", "moved")]
@@ -166,7 +165,7 @@ def _start(plane: ControlPlane, automation: Automation, move: EventColumns) -> O
             found=f"attempt {listed.attempt}, manifest {listed.manifest_digest}",
             next_step="Promote the new one, if it is what you want.",
         )
-    if automation.action is AutomatedAction.VERIFY:
+    if automation.policy.action == "verify":
         return verify_checkpoint(plane, by, *place, idempotency_key=key)
-    body = automation.convert or ConvertRequest()
+    body = automation.policy.convert or ConvertRequest()
     return convert_checkpoint(plane, by, *place, body, idempotency_key=key)

@@ -1,4 +1,4 @@
-"""Gates of aliases: conditions of the settings on steps that an alias may move to.
+"""Gates of aliases: policies with conditions on the steps that an alias may move to.
 
 A gate that cannot be judged refuses: an outage must not let a promotion pass.
 """
@@ -7,15 +7,19 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final
 
 from cairn.service.actions.exports import export_command
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.actions.policies import in_force, is_fixed
+from cairn.service.actions.root_policies import CACHE_SECONDS
 from cairn.service.errors import GateRefusedError
 from cairn.service.jobs.kinds import convert
+from cairn.service.policies import Gate, PolicyProblem
 from cairn.service.schemas import ConvertRequest
-from cairn.service.settings import Gate
 from cairn.storage.runs.annotate import annotation_of
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.exports import published_exports
@@ -71,19 +75,69 @@ class Candidate:
         }
 
 
-def require_gates(gates: Sequence[Gate], candidate: Candidate) -> None:
+@dataclass(frozen=True)
+class GateSet:
+    """Gates of an alias.
+
+    Attributes:
+        gates: All that apply.
+        unreadable: Problems of records that may be gates too. None of them can be judged, so each
+            refuses.
+    """
+
+    gates: Sequence[Gate]
+    unreadable: Sequence[PolicyProblem] = ()
+
+    def __bool__(self) -> bool:
+        """Return whether there is anything to judge."""
+        return bool(self.gates or self.unreadable)
+
+
+def gates_of(
+    plane: ControlPlane,
+    root: str,
+    run: str,
+    alias: str | None,
+    *,
+    max_age: float | None = CACHE_SECONDS,
+) -> GateSet:
+    """Return the gates of an alias of a run.
+
+    Args:
+        plane: The control plane.
+        root: Name of the run's root.
+        run: Name of the run.
+        alias: Name of the alias; None: the gates of all aliases of the run.
+        max_age: See `PolicyCache.get`.
+
+    Raises:
+        UnknownRootError: There is no such root.
+        StoreUnavailableError: The root's store does not answer.
+    """
+    gates = [
+        active.policy
+        for active in in_force(plane, Gate, root=root, max_age=max_age)
+        if active.is_for(root, run) and (alias is None or fnmatchcase(alias, active.policy.alias))
+    ]
+    unreadable = [
+        problem
+        for problem in plane.policies.get(root, plane.root(root), max_age=None).problems
+        if problem.kind in ("gate", "") and not is_fixed(plane, root, problem)
+    ]
+    return GateSet(gates, unreadable)
+
+
+def require_gates(gates: GateSet, candidate: Candidate) -> None:
     """Raise unless a step passes all gates.
 
-    Webhooks are called only if the step passes the other conditions.
+    Webhooks are called last, after every other condition passed.
 
     Raises:
         GateRefusedError: The step does not pass; the error has every reason.
-        UnsupportedFormatError, CorruptionError: The step's labels are unreadable.
-        StoreUnavailableError: The store does not answer.
     """
-    refused = [reason for gate in gates for reason in _refusals(gate, candidate)]
+    refused = refusals_of(gates, candidate)
     if not refused:
-        webhooks = dict.fromkeys(gate.webhook for gate in gates if gate.webhook is not None)
+        webhooks = dict.fromkeys(gate.webhook for gate in gates.gates if gate.webhook is not None)
         refused = [
             reason for url in webhooks if (reason := _webhook_refusal(url, candidate)) is not None
         ]
@@ -94,6 +148,41 @@ def require_gates(gates: Sequence[Gate], candidate: Candidate) -> None:
             f"{'; '.join(refusal['detail'] for refusal in refused)}. The alias was not moved.",
             extra={"gates": refused},
         )
+
+
+def blocked_aliases(plane: ControlPlane, root: str, run: str, step: int) -> dict[str, list[str]]:
+    """Return why gates would refuse a step now, by the pattern of their aliases.
+
+    Webhooks are not called.
+
+    Raises:
+        RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
+        UnsupportedFormatError, CorruptionError: The step's labels are unreadable.
+        StoreUnavailableError: The store does not answer.
+    """
+    gates = gates_of(plane, root, run, None)
+    stored_run = plane.run(root, run)
+    info = stored_run.step(step)
+    blocked: dict[str, list[str]] = {}
+    for one in [GateSet([gate]) for gate in gates.gates] + [GateSet([], gates.unreadable)]:
+        alias = one.gates[0].alias if one.gates else "*"
+        candidate = Candidate(root, stored_run, info, alias, by="", reason="")
+        details = [refusal["detail"] for refusal in refusals_of(one, candidate)]
+        if details:
+            blocked.setdefault(alias, []).extend(details)
+    return blocked
+
+
+def refusals_of(gates: GateSet, candidate: Candidate) -> list[dict[str, str]]:
+    """Return why a step does not pass the gates; webhooks are not called."""
+    unreadable = [
+        _refusal(
+            "policy",
+            f"the record of gate {problem.name!r} can't be read: {problem.detail.rstrip('.')}",
+        )
+        for problem in gates.unreadable
+    ]
+    return [*unreadable, *(reason for gate in gates.gates for reason in _refusals(gate, candidate))]
 
 
 def _refusals(gate: Gate, candidate: Candidate) -> Iterator[dict[str, str]]:
@@ -110,11 +199,7 @@ def _refusals(gate: Gate, candidate: Candidate) -> Iterator[dict[str, str]]:
         value = noted.metrics.get(name)
         if value is None or not bound.holds(value):
             actual = "not set" if value is None else f"{value:g}"
-            expected = " and ".join(
-                f"{'at least' if side == 'min' else 'at most'} {limit:g}"
-                for side, limit in bound.model_dump(exclude_unset=True).items()
-            )
-            yield _refusal(f"metrics.{name}", f"metric {name} must be {expected}, it is {actual}")
+            yield _refusal(f"metrics.{name}", f"metric {name} must be {bound}, it is {actual}")
     if gate.exported:
         body = ConvertRequest() if gate.exported is True else gate.exported
         if not _is_exported(candidate, convert.requested_options(body)):

@@ -4,6 +4,7 @@ import contextlib
 from dataclasses import dataclass, field
 
 from cairn.service.actions.caches import RECLAIMABLE, STATISTICS, LRUCache, StepCache
+from cairn.service.actions.root_policies import PolicyCache
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.refresh import Index
 from cairn.service.catalog.roots import Roots
@@ -31,6 +32,7 @@ class ControlPlane:
         steps: Cache of opened steps and their differences.
         statistics: Cache of tensor statistics.
         reclaimable: Cache of the bytes that retention would free, by version of a run's rows.
+        policies: Cache of the policies that the roots have.
     """
 
     settings: Settings
@@ -41,6 +43,7 @@ class ControlPlane:
     steps: StepCache = field(default_factory=StepCache)
     statistics: LRUCache[Statistics] = field(default_factory=lambda: LRUCache(STATISTICS))
     reclaimable: LRUCache[int] = field(default_factory=lambda: LRUCache(RECLAIMABLE))
+    policies: PolicyCache = field(default_factory=PolicyCache)
 
     @property
     def catalog(self) -> Catalog:

@@ -4,17 +4,19 @@ A preview of retention reads the store, for one run. For lists, this applies the
 catalog's rows, and caches the result until the run's rows change.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Final
 
 from cairn.service.actions.plane import ControlPlane
+from cairn.service.actions.policies import ActivePolicy, in_force
 from cairn.service.catalog import run_health
 from cairn.service.catalog.run_health import SizedStep, Version
 from cairn.service.jobs.policies import stored_policy
-from cairn.service.schemas import RetentionPolicy, Run, ScheduledAction
+from cairn.service.policies import Retention
+from cairn.service.schemas import RetentionPolicy, Run
 from cairn.storage.runs.retention import evaluate_retention
 from cairn.storage.store.clock import utc_now
 
@@ -27,11 +29,11 @@ class Reclaimable:
 
     Attributes:
         nbytes: Upper bound; None: unknown, since records of the run are damaged.
-        schedules: Names of the schedules whose policies apply; empty: the requested policy applies.
+        policies: Names of the retention policies that apply; empty: the requested rules apply.
     """
 
     nbytes: int | None
-    schedules: tuple[str, ...] = ()
+    policies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,23 +73,24 @@ class _CacheKey:
 def reclaimable(
     plane: ControlPlane, runs: Sequence[Run], otherwise: RetentionPolicy
 ) -> list[Reclaimable]:
-    """Return the reclaimable bytes of each of some runs, by the policies of their schedules.
+    """Return the reclaimable bytes of each of some runs, by their retention policies.
 
     Args:
         plane: The control plane.
         runs: Runs of the catalog.
-        otherwise: Policy for runs without a schedule.
+        otherwise: Rules for runs without a retention policy.
 
     Raises:
         PolicyError: The policy is invalid.
     """
     now = utc_now()
-    schedules = [_schedules_for(plane, run) for run in runs]
+    retention = in_force(plane, Retention, max_age=None)
+    policies = [_policies_for(retention, run) for run in runs]
     with plane.catalog.query() as connection:
         versions = run_health.run_versions(connection, {(run.root, run.name) for run in runs})
         keys = {
             (run.root, run.name): _CacheKey.of(version, [*named.values()] or [otherwise], now)
-            for run, named in zip(runs, schedules, strict=True)
+            for run, named in zip(runs, policies, strict=True)
             if not run.problems and (version := versions.get((run.root, run.name))) is not None
         }
         sizes_by_key = {key: plane.reclaimable.peek(key) for key in keys.values()}
@@ -103,7 +106,7 @@ def reclaimable(
     sizes = {run: sizes_by_key[key] for run, key in keys.items()}
     return [
         Reclaimable(sizes.get((run.root, run.name)), tuple(named))
-        for run, named in zip(runs, schedules, strict=True)
+        for run, named in zip(runs, policies, strict=True)
     ]
 
 
@@ -135,11 +138,11 @@ def reclaimable_bytes(
     return sum(step.nbytes for step in steps if step.facts.key in deleted)
 
 
-def _schedules_for(plane: ControlPlane, run: Run) -> dict[str, RetentionPolicy]:
+def _policies_for(
+    policies: Iterable[ActivePolicy[Retention]], run: Run
+) -> dict[str, RetentionPolicy]:
     return {
-        schedule.name: schedule.policy
-        for schedule in plane.settings.schedules
-        if schedule.action is ScheduledAction.APPLY_RETENTION
-        and schedule.policy is not None
-        and schedule.is_for(run.root, run.name)
+        active.policy.name: active.policy.policy
+        for active in policies
+        if active.is_for(run.root, run.name)
     }

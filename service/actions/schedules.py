@@ -1,6 +1,6 @@
-"""Schedules of the settings, which act on runs again and again.
+"""Schedules and retention policies, which act on runs again and again.
 
-Every server checks what is due. Each operation has an idempotency key made of the schedule, the
+Every server checks what is due. Each operation has an idempotency key made of the policy, the
 moment and the run. So of many servers, and of one that was restarted, only one starts it. No client
 can use such a key.
 """
@@ -8,27 +8,28 @@ can use such a key.
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
-from fnmatch import fnmatchcase
-from typing import Final
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from cairn.service.access.callers import Caller
-from cairn.service.actions.automations import MAY_PASS, follow_moves
+from cairn.service.actions.automations import MAY_PASS, follow_moves, forget_removed
 from cairn.service.actions.clean_up import apply_retention, collect_garbage
 from cairn.service.actions.plane import ControlPlane
+from cairn.service.actions.policies import ActivePolicy, in_force
 from cairn.service.actions.runs import list_runs
 from cairn.service.actions.verify import verify_run
 from cairn.service.errors import ServiceError
 from cairn.service.jobs.errors import OperationNotFoundError
 from cairn.service.jobs.kinds import gc, retention, verify
 from cairn.service.jobs.records import operation_id, operation_key
-from cairn.service.schemas import ApplyRetentionRequest, ScheduledAction, ScheduleState, Scope
-from cairn.service.settings import Schedule
+from cairn.service.policies import Automation, Retention, Schedule
+from cairn.service.schemas import ApplyRetentionRequest, Scope
 from cairn.storage.errors import StorageError
-from cairn.storage.store.clock import utc_now
+from cairn.storage.store.clock import from_rfc3339, utc_now
 from cairn.storage.store.uri import StoreURI
 
 logger = logging.getLogger(__name__)
@@ -39,37 +40,19 @@ LOOK_SECONDS: Final = 10.0
 FOLLOW_SECONDS: Final = 1.0
 """Interval between two checks for moved aliases, if there are automations."""
 
+FORGET_SECONDS: Final = 3600.0
+"""Interval between two removals of what is stored of removed automations."""
+
 LATE: Final = timedelta(hours=1)
 """Age from which a missed moment is skipped, after a time without any server."""
 
 _RUNS_AT_ONCE: Final = 1000
 
-_KINDS: Final = {
-    ScheduledAction.VERIFY: verify.KIND,
-    ScheduledAction.COLLECT_GARBAGE: gc.KIND,
-    ScheduledAction.APPLY_RETENTION: retention.KIND,
-}
+TimedPolicy = ActivePolicy[Schedule] | ActivePolicy[Retention]
 
 
-def list_schedules(
-    plane: ControlPlane, caller: Caller, *, now: datetime | None = None
-) -> list[ScheduleState]:
-    """Return the schedules for the caller's roots, by name, with their last and next moments."""
-    visible = caller.visible(plane.roots)
-    moment = now or utc_now()
-    return [
-        ScheduleState(
-            **schedule.model_dump(include={"name", "cron", "action", "root", "run"}),
-            last_due=_due(schedule, moment),
-            next_due=_due(schedule, moment, ahead=True),
-        )
-        for schedule in sorted(plane.settings.schedules, key=lambda schedule: schedule.name)
-        if caller.roots is None or any(fnmatchcase(root, schedule.root) for root in visible)
-    ]
-
-
-def start_due(plane: ControlPlane, schedule: Schedule, due: datetime) -> tuple[int, bool]:
-    """Start the operations that a schedule has due at a moment, except those started before.
+def start_due(plane: ControlPlane, active: TimedPolicy, due: datetime) -> tuple[int, bool]:
+    """Start the operations that a policy has due at a moment, except those started before.
 
     An error of one run is logged, and the other runs go on.
 
@@ -80,17 +63,17 @@ def start_due(plane: ControlPlane, schedule: Schedule, due: datetime) -> tuple[i
     Raises:
         SQLAlchemyError: A database does not answer.
     """
-    by = Caller(name=f"schedule:{schedule.name}", scope=Scope.ADMIN)
+    by = Caller(name=active.caller, scope=Scope.ADMIN)
     started = 0
     problems: list[Exception] = []
     for root, uri in plane.roots.items():
-        if not fnmatchcase(root, schedule.root):
+        if not active.is_for_root(root):
             continue
-        with _log_failure(f"{schedule.name}: {root}", problems):
-            for run in _runs(plane, schedule, root, uri):
-                with _log_failure(f"{schedule.name}: {root}/{run}", problems):
+        with _log_failure(f"{by.name}: {root}", problems):
+            for run in runs_of(plane, active, root, uri):
+                with _log_failure(f"{by.name}: {root}/{run}", problems):
                     key = f"{due:%Y-%m-%dT%H:%MZ}/{run}"
-                    started += _start(plane, by, schedule, root, run, key)
+                    started += _start(plane, by, active.policy, root, run, key)
     return started, not any(isinstance(problem, MAY_PASS) for problem in problems)
 
 
@@ -99,110 +82,128 @@ def _log_failure(where: str, problems: list[Exception]) -> Iterator[None]:
     """Run the block; log an error that prevents a start, and add it to `problems`.
 
     Args:
-        where: Schedule and root or run, for the log.
+        where: Policy and root or run, for the log.
         problems: List to add the error to.
     """
     try:
         yield
     except (StorageError, ServiceError) as exc:
         problems.append(exc)
-        logger.warning("schedule %s: not started: %s", where, exc)
+        logger.warning("%s: not started: %s", where, exc)
 
 
 def _start(
-    plane: ControlPlane, by: Caller, schedule: Schedule, root: str, run: str, key: str
+    plane: ControlPlane, by: Caller, policy: Schedule | Retention, root: str, run: str, key: str
 ) -> bool:
     """Start an operation unless it was started before; return whether it was started now.
 
     Raises:
         IdempotencyKeyReusedError: Another operation has its key; the audit trail has that too.
     """
+    if isinstance(policy, Retention):
+        kind = retention.KIND
+    else:
+        kind = verify.KIND if policy.action == "verify" else gc.KIND
     with contextlib.suppress(OperationNotFoundError):
         operation = plane.jobs.get(operation_id(operation_key(by.name, root, key)))
         place = tuple(operation.request.get(name) for name in ("root", "run"))
-        if (operation.kind, *place) == (_KINDS[schedule.action], root, run):
+        if (operation.kind, *place) == (kind, root, run):
             return False
-    if schedule.action is ScheduledAction.VERIFY:
-        verify_run(plane, by, root, run, steps=schedule.steps, idempotency_key=key)
-    elif schedule.action is ScheduledAction.COLLECT_GARBAGE:
-        collect_garbage(plane, by, root, run, dry_run=False, idempotency_key=key)
-    elif schedule.policy is not None:
-        body = ApplyRetentionRequest(policy=schedule.policy, dry_run=False)
+    if isinstance(policy, Retention):
+        body = ApplyRetentionRequest(policy=policy.policy, dry_run=False)
         apply_retention(plane, by, root, run, body, idempotency_key=key)
+    elif policy.action == "verify":
+        verify_run(plane, by, root, run, steps=policy.steps, idempotency_key=key)
+    else:
+        collect_garbage(plane, by, root, run, dry_run=False, idempotency_key=key)
     return True
 
 
-def _runs(plane: ControlPlane, schedule: Schedule, root: str, uri: StoreURI) -> Iterator[str]:
-    """Yield the names of a root's runs that a schedule is for, after a refresh."""
+def runs_of(
+    plane: ControlPlane, active: ActivePolicy[Any], root: str, uri: StoreURI
+) -> Iterator[str]:
+    """Yield the names of a root's runs that a policy is for, after a refresh.
+
+    Raises:
+        StoreUnavailableError: The store does not answer.
+    """
     after: tuple[str | int, ...] = ()
     while True:
         look = not after
         page, last = list_runs(plane, {root: uri}, after=after, limit=_RUNS_AT_ONCE, refresh=look)
-        yield from (run.name for run in page if schedule.is_for(run.root, run.name))
+        yield from (run.name for run in page if active.is_for(run.root, run.name))
         if not last:
             return
         after = last
 
 
-def _due(schedule: Schedule, now: datetime, *, ahead: bool = False) -> datetime:
-    """Return the last due moment of a schedule or, with `ahead`, the next."""
-    from croniter import croniter  # loaded only if there are schedules
-
-    moments = croniter(schedule.cron, now.astimezone(UTC), ret_type=datetime)
-    due: datetime = moments.get_next() if ahead else moments.get_prev()
-    return due
-
-
 class Scheduler:
-    """Thread that starts the due operations of schedules and those of automations."""
+    """Thread that starts the due operations of schedules, retention policies and automations."""
 
     def __init__(self, plane: ControlPlane, *, clock: Callable[[], datetime] = utc_now) -> None:
-        """Prepare the thread for the settings' schedules and automations."""
+        """Prepare the thread for the policies in force."""
         self._plane = plane
-        settings = plane.settings
-        self._needed = bool(settings.schedules or settings.automations)
-        self._pause = FOLLOW_SECONDS if settings.automations else LOOK_SECONDS
         self._clock = clock
-        self._done: dict[str, datetime] = {}
+        self._done: dict[tuple[str, str], datetime] = {}
+        self._forget_next = 0.0  # monotonic clock
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="cairn-scheduler", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, if there are schedules or automations."""
-        if self._needed:
-            self._thread.start()
+        """Start the thread."""
+        self._thread.start()
 
     def close(self) -> None:
         """Stop, and wait for operations that are being started."""
         self._stop.set()
-        if self._needed:
-            self._thread.join(LOOK_SECONDS)  # bounded, since the database may be silent
+        self._thread.join(LOOK_SECONDS)  # bounded, since the database may be silent
 
     def look(self) -> int:
         """Start due operations, and return their number.
 
-        A moment at which a store did not answer is tried again in the next call.
+        A moment at which a store did not answer is tried again in the next call. A policy of a root
+        acts on no moment before it was set.
         """
         now, started = self._clock(), 0
-        for schedule in self._plane.settings.schedules:
-            # croniter's `get_prev` excludes the moment itself.
-            due = _due(schedule, now + timedelta(microseconds=1))
-            if self._done.get(schedule.name) == due or now - due > LATE or self._stop.is_set():
-                continue
-            count, whole = start_due(self._plane, schedule, due)
-            started += count
-            if whole:
-                self._done[schedule.name] = due
+        policies: list[TimedPolicy] = [
+            *in_force(self._plane, Schedule, max_age=LOOK_SECONDS / 2),
+            *in_force(self._plane, Retention),
+        ]
+        for active in policies:
+            try:
+                started += self._start_due(active, now)
+            except SQLAlchemyError:
+                raise
+            except Exception:  # whatever a root's policy leads to, it ends no other
+                logger.exception("%s: what is due was not started", active.caller)
         return started
+
+    def _start_due(self, active: TimedPolicy, now: datetime) -> int:
+        # croniter's `get_prev` excludes the moment itself.
+        due = active.policy.due(now + timedelta(microseconds=1))
+        name = active.policy.kind, active.key
+        if self._done.get(name) == due or now - due > LATE or self._stop.is_set():
+            return 0
+        if active.stored is not None and due < from_rfc3339(active.stored.record.at):
+            return 0
+        count, whole = start_due(self._plane, active, due)
+        if whole:
+            self._done[name] = due
+        return count
 
     def _watch(self) -> None:
         while not self._stop.is_set():
+            pause = LOOK_SECONDS
             try:
                 self.look()
-                if self._plane.settings.automations:
+                if time.monotonic() >= self._forget_next:
+                    self._forget_next = time.monotonic() + FORGET_SECONDS
+                    forget_removed(self._plane)
+                if in_force(self._plane, Automation, max_age=None):
+                    pause = FOLLOW_SECONDS
                     follow_moves(self._plane)
             except (StorageError, SQLAlchemyError, ServiceError) as exc:
                 logger.warning("what is due was not started: %s", exc)
             except Exception:  # the thread must survive: the next try may succeed
                 logger.exception("what is due was not started")
-            self._stop.wait(self._pause)
+            self._stop.wait(pause)

@@ -1,7 +1,7 @@
 """Audit trail: requests to this control plane, their callers and their outcomes."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -181,3 +181,10 @@ def audit_events(
         fields |= {name: fields[name] or None for name in _MAYBE_NONE}
         events.append(AuditEvent.model_validate(fields))
     return events
+
+
+def last_entry(catalog: Catalog, actor: str, roots: Iterable[str]) -> AuditRow | None:
+    """Return the newest entry of a caller about some roots; None: there is none."""
+    newest = select(AuditRow).where(AuditRow.actor == actor, AuditRow.root.in_(list(roots)))
+    with catalog.read() as session:
+        return session.scalar(newest.order_by(AuditRow.id.desc()).limit(1))

@@ -255,7 +255,7 @@ class AuditRow(Base):
     """
 
     __tablename__ = "audit_events"
-    __table_args__ = (Index(None, "root", "run", "id"),)
+    __table_args__ = (Index(None, "root", "run", "id"), Index(None, "actor", "id"))
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     at: Mapped[datetime] = mapped_column(UTCDateTime)
@@ -364,11 +364,12 @@ class WebhookRow(Base):
 
 
 class AutomationRow(Base):
-    """Position of a configured automation in the events of moved aliases."""
+    """Position of an automation in the events of moved aliases."""
 
     __tablename__ = "automations"
 
-    name: Mapped[str] = mapped_column(String(128), primary_key=True)
+    # Of one of the environment: its name; of one of a root: the root, a slash, and the policy's id.
+    name: Mapped[str] = mapped_column(String(256), primary_key=True)
     # Id of the last event that the automation has acted on or skipped.
     position: Mapped[int] = mapped_column(BigInteger)
     # Result of the last move that it acted on: the operation it started, or the reason why not.

@@ -758,6 +758,13 @@ def events(
     return [EventColumns._make(row) for row in connection.execute(page, parameters)]
 
 
+def last_events(connection: Connection, root: str, kind: str, *, limit: int) -> list[EventColumns]:
+    """Return the last events of a kind in a root, newest first."""
+    page = select(*event_columns).where(EventRow.root == root, EventRow.kind == kind)
+    rows = connection.execute(page.order_by(EventRow.id.desc()).limit(limit))
+    return [EventColumns._make(row) for row in rows]
+
+
 def checkpoint(
     run: RunColumns, row: CheckpointColumns, named: Mapping[tuple[int, int], list[str]]
 ) -> Checkpoint:

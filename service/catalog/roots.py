@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from cairn.service.catalog.engine import Catalog
-from cairn.service.catalog.models import AddedRootRow, RootRow, RunRow
+from cairn.service.catalog.models import AddedRootRow, AutomationRow, RootRow, RunRow
 from cairn.service.errors import RootTakenError, UnknownRootError
 from cairn.storage.errors import InvalidURIError
 from cairn.storage.store.disk.confinement import real_prefix, with_confinement
@@ -203,7 +203,9 @@ def added_root(catalog: Catalog, name: str) -> AddedRootRow | None:
 
 
 def drop_index(session: Session, root: str) -> None:
-    """Delete the index of a root."""
+    """Delete the index of a root, and the positions of its automations."""
+    of_root = AutomationRow.name.startswith(f"{root}/", autoescape=True)
+    session.execute(delete(AutomationRow).where(of_root))
     session.execute(delete(RunRow).where(RunRow.root == root))
     session.execute(delete(RootRow).where(RootRow.name == root))
 

@@ -1,12 +1,19 @@
 # Made of asynchronous/changes.py by `python scripts/sync_client.py`: change that one.
-"""The part of the HTTP client that changes runs and steps: labels, metrics, deletions."""
+"""The part of the HTTP client that changes runs and steps: labels, metrics, deletions, policies."""
 
 from collections.abc import Mapping
 
 from cairn.service.client.connection import Connection
-from cairn.service.client.protocol.paths import DEFAULT_ROOT, run_path, step_path
-from cairn.service.client.protocol.requests import ANY, idempotency, without_none
+from cairn.service.client.protocol.paths import (
+    DEFAULT_ROOT,
+    policy_path,
+    run_path,
+    segment,
+    step_path,
+)
+from cairn.service.client.protocol.requests import ANY, idempotency, precondition, without_none
 from cairn.service.client.protocol.responses import read_body
+from cairn.service.policies import PolicyState, PolicyTrial
 from cairn.service.schemas import (
     AnnotateRequest,
     AnnotateRunRequest,
@@ -19,7 +26,7 @@ from cairn.service.schemas import (
 
 
 class ChangesConnection(Connection):
-    """Connection with the requests that set labels and metrics, and those that delete."""
+    """Connection with the requests that set labels and metrics, those that delete, and policies."""
 
     def annotate(
         self,
@@ -160,3 +167,50 @@ class ChangesConnection(Connection):
         path = f"{run_path(root, run)}:gc"
         headers = idempotency(idempotency_key)
         return self._send(Operation, "POST", path, {"dry_run": dry_run}, headers=headers)
+
+    def put_policy(
+        self,
+        policy: Mapping[str, object],
+        *,
+        expect: int | None,
+        root: str = DEFAULT_ROOT,
+    ) -> PolicyState:
+        """Create or change a policy of a root.
+
+        Args:
+            policy: JSON of the policy, such as `{"kind": "schedule", "name": "nightly", "cron":
+                "0 3 * * *", "action": "verify"}`.
+            expect: Sequence number of the policy as last seen; None: create it.
+            root: Name of the root.
+
+        Raises:
+            ProblemResponseError: 412 if the policy is not as expected, `.problem["current"]` is its
+                value now; 409 if the servers' environment has it.
+        """
+        body = {"policy": dict(policy)}
+        path = policy_path(root, str(policy.get("kind")), str(policy.get("name")))
+        return self._send(PolicyState, "PUT", path, body, headers=precondition(expect))
+
+    def delete_policy(self, kind: str, name: str, *, expect: int, root: str = DEFAULT_ROOT) -> None:
+        """Delete a policy of a root.
+
+        Args:
+            kind: Kind of the policy.
+            name: Name of the policy.
+            expect: Sequence number of the policy as last seen; 0: its record can't be read.
+            root: Name of the root.
+
+        Raises:
+            ProblemResponseError: 412 if the policy is not as expected.
+        """
+        self._answer("DELETE", policy_path(root, kind, name), headers=precondition(expect))
+
+    def try_policy(self, policy: Mapping[str, object], *, root: str = DEFAULT_ROOT) -> PolicyTrial:
+        """Return what a policy would do in a root now; nothing is changed.
+
+        Args:
+            policy: JSON of the policy, which need not be set.
+            root: Name of the root.
+        """
+        path = f"/v1/roots/{segment(root)}/policies:try"
+        return self._send(PolicyTrial, "POST", path, {"policy": dict(policy)})

@@ -21,6 +21,7 @@ from cairn.service.client.protocol.backoff import Backoff
 from cairn.service.client.protocol.paths import (
     DEFAULT_ROOT,
     alias_path,
+    policy_path,
     run_path,
     segment,
     step_path,
@@ -28,6 +29,7 @@ from cairn.service.client.protocol.paths import (
 from cairn.service.client.protocol.requests import idempotency, precondition, without_none
 from cairn.service.client.step_files import StepFilesConnection
 from cairn.service.errors import ProblemResponseError
+from cairn.service.policies import PolicyList, PolicyState
 from cairn.service.schemas import (
     Alias,
     AliasHistory,
@@ -312,6 +314,18 @@ class Client(StepFilesConnection, EventsConnection):
     def delete_alias(self, run: str, alias: str, *, expect: int, root: str = DEFAULT_ROOT) -> None:
         """Delete an alias that is still at sequence number `expect`."""
         self._answer("DELETE", alias_path(root, run, alias), headers=precondition(expect))
+
+    def policies(self, *, kind: str | None = None) -> PolicyList:
+        """Return the policies of the servers' environment and of the roots.
+
+        Args:
+            kind: Only policies of this kind; default: all.
+        """
+        return self._get(PolicyList, "/v1/policies", kind=kind)
+
+    def policy(self, kind: str, name: str, *, root: str = DEFAULT_ROOT) -> PolicyState:
+        """Return the policy of a kind and name that is in force for a root."""
+        return self._get(PolicyState, policy_path(root, kind, name))
 
     def writer(self, run: str, *, root: str = DEFAULT_ROOT) -> RunWriter:
         """Return the current or last writer of a run; the server reads the store now."""

@@ -155,7 +155,7 @@ def _existing_or_new(
             raise
         text = (
             f"{missing.problem.get('detail')} Your key may not make it, which takes the scope "
-            '"operate". An automation (CAIRN_AUTOMATIONS) exports each step that an alias moves '
+            '"operate". An automation (`cairn policies`) exports each step that an alias moves '
             "to; the gate `exported` with these options lets no alias move before."
         )
         raise ProblemResponseError({**missing.problem, "detail": text}, missing.status) from exc

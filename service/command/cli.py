@@ -94,6 +94,7 @@ from cairn.service.command.output.listings import (
     name_limits,
     name_problems,
 )
+from cairn.service.command.policies import policies_app
 from cairn.service.command.roots import roots_app
 from cairn.service.command.trainer_config import read_trainer_config
 from cairn.service.command.webhooks import webhooks_app
@@ -346,6 +347,7 @@ app.add_typer(workers_app, name="workers")
 app.add_typer(roots_app, name="roots")
 app.add_typer(keys_app, name="keys")
 app.add_typer(webhooks_app, name="webhooks")
+app.add_typer(policies_app, name="policies")
 
 
 @app.command()

@@ -47,6 +47,16 @@ def roots(context: typer.Context, incomplete: str) -> list[str]:
     return _fetch(context, lambda client: (root.name for root in client.roots()))
 
 
+def policies(context: typer.Context, incomplete: str) -> list[str]:
+    """Complete KIND/NAME of policies."""
+
+    def names(client: Client) -> list[str]:
+        listed = client.policies().policies
+        return [*dict.fromkeys(f"{state.kind}/{state.name}" for state in listed)]
+
+    return _fetch(context, names)
+
+
 def checkpoints(context: typer.Context, incomplete: str) -> list[str]:
     """Complete the next part of RUN, RUN@ALIAS or RUN/steps/N, also after ROOT/."""
     run, alias, _ = incomplete.partition("@")

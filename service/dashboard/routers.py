@@ -15,6 +15,7 @@ from cairn.service.dashboard.pages import (
     help,
     keys,
     operations,
+    policies,
     runs,
     webhooks,
 )
@@ -45,6 +46,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     operations.router,
     health.router,
     health.store_router,
+    policies.router,
     help.router,
     audit.router,
     keys.router,

@@ -34,6 +34,7 @@ from cairn.service.events.targets import parse_target
 from cairn.service.jobs.dbos_engine.jobs import Jobs
 from cairn.service.jobs.errors import JobsBusyError
 from cairn.service.jobs.worker_names import WorkerName, name_at
+from cairn.service.policies import Automation
 from cairn.service.schemas import DeliveryState, DeliveryTry
 from cairn.service.settings import Settings
 from cairn.storage.store.clock import utc_now
@@ -88,7 +89,9 @@ class Sender:
         self._detector = EventDetector(catalog, jobs, roots, scans=settings.scan_seconds > 0)
         self._prune_next = 0.0  # monotonic clock
         self._kept = timedelta(days=settings.event_days)
-        self._automations = [automation.name for automation in settings.automations]
+        self._automations = [
+            policy.name for policy in settings.policies if isinstance(policy, Automation)
+        ]
         self._name = _name_of(settings)
         self._has_name = False
         self._busy: set[str] = set()

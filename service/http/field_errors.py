@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from cairn.service.policies import KIND_PATTERN, WEBHOOK_PATTERN
 from cairn.service.schemas import (
     ALIAS_PATTERN,
     ARTIFACT_PATTERN,
@@ -35,6 +36,8 @@ _RULES: Final[Mapping[str, str]] = {
     "at most, starting with a letter or a digit",
     RUN_GLOB_PATTERN: "use letters, digits, '.', '_', '=', '+', '-', and '*' and '?' as wildcards, "
     "128 at most",
+    KIND_PATTERN: "kinds are schedule, retention, automation and gate",
+    WEBHOOK_PATTERN: "use http:// or https://, without a user and without spaces",
     REASON_PATTERN: "it may not be empty, and may have no NUL character",
 }
 """What a text that matches a pattern looks like."""

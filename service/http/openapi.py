@@ -10,7 +10,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from cairn.service import schemas as models
+from cairn.service import policies
+from cairn.service import schemas as schema_models
 from cairn.service.http.problems import problem_responses
 from cairn.service.schemas import Problem, example_of
 
@@ -47,6 +48,7 @@ _TAGS: Final[Mapping[str, str]] = {
     "artifacts": "Exports of a step, and downloads of their files.",
     "aliases": "Names such as `production` that point to a step. Each has an `ETag`.",
     "jobs": "Work that goes on in the background: it answers 202 with an operation to follow.",
+    "policies": "Schedules, retention, automations and gates, of the environment and of roots.",
     "operations": "State, progress and result of jobs.",
     "keys": "Keys of the callers of a server with `CAIRN_AUTH=keys`.",
     "events": "What happened to steps, aliases and jobs, and the webhooks that are sent it.",
@@ -88,7 +90,8 @@ def describe_api(app: FastAPI, *, needs_keys: bool = False) -> dict[str, Any]:
         schemas.setdefault(name, schema)
     for name, schema in schemas.items():
         if "examples" in schema:  # FastAPI drops their nulls
-            schema["examples"] = [example_of(getattr(models, name))]
+            model = getattr(schema_models, name, None) or getattr(policies, name)
+            schema["examples"] = [example_of(model)]
     document["components"]["securitySchemes"] = _SECURITY
     security: list[dict[str, list[str]]] = [{name: []} for name in _SECURITY]
     if not needs_keys:

@@ -4,7 +4,7 @@ All else is set up and looked at through what users call. A constant alone is pa
 name, without an import.
 """
 
-from cairn.service import errors, schemas
+from cairn.service import errors, policies, schemas
 from cairn.service.access import oidc, rate_limiter
 from cairn.service.access.permission import Allowed
 from cairn.service.actions import caches, job_start
@@ -70,6 +70,7 @@ __all__ = [
     "oidc",
     "options",
     "placed",
+    "policies",
     "progress",
     "promotion",
     "rate_limiter",

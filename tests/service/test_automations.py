@@ -20,6 +20,7 @@ from cairn import (
 from cairn.service.access.callers import Caller, Scope
 from cairn.service.actions import automations
 from cairn.service.actions.plane import ControlPlane
+from cairn.service.actions.policies import list_policies
 from cairn.service.settings import load_settings
 from cairn.storage.runs.annotate import note_verified
 from tests.service.conftest import BASE_URL, PEER
@@ -28,8 +29,14 @@ from tests.service.planes import running_plane
 from tests.service.stores import add_steps, make_run
 
 RUNS = "/v1/roots/default/runs"
-EXPORT = {"name": "export", "alias": "production", "action": "convert"}
-VERIFY = {"name": "verify", "alias": "prod*", "action": "verify", "run": "llama*"}
+EXPORT = {"kind": "automation", "name": "export", "alias": "production", "action": "convert"}
+VERIFY = {
+    "kind": "automation",
+    "name": "verify",
+    "alias": "prod*",
+    "action": "verify",
+    "run": "llama*",
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +58,14 @@ def follow(http, request):
     def plane_with(wanted):
         plane = http.app.state.plane
         named = [{**one, "name": f"{one['name']}-{request.node.name[:60]}"} for one in wanted]
-        settings = Settings(root=plane.settings.root, automations=named)
+        settings = Settings(root=plane.settings.root, policies=named)
         return ControlPlane(settings, plane.roots, plane.index, plane.engine)
 
     def started(*wanted):
         return automations.follow_moves(plane_with(wanted))
 
     ana = Caller("ana", Scope.READ)
-    started.told = lambda *wanted: automations.list_automations(plane_with(wanted), ana)
+    started.told = lambda *wanted: list_policies(plane_with(wanted), ana).policies
     return started
 
 
@@ -134,7 +141,7 @@ def test_why_nothing_could_be_started_is_told(http, follow):
     shutil.rmtree((store / "llama-gone").local_path)
     assert follow(VERIFY) == 0
     (told,) = follow.told(VERIFY)
-    assert (told.operation, "llama-gone" in told.problem) == (None, True)
+    assert (told.last.operation, "llama-gone" in told.last.problem) == (None, True)
 
 
 def test_a_step_that_was_found_damaged_since_is_not_exported_and_that_is_told(http, follow):
@@ -144,7 +151,7 @@ def test_a_step_that_was_found_damaged_since_is_not_exported_and_that_is_told(ht
     note_verified(run, run.step(2), damage=Damage(at="2026-01-02T03:04:05Z"))
     assert follow(EXPORT) == 0
     (told,) = follow.told(EXPORT)
-    assert (told.operation, "the step is damaged" in told.problem) == (None, True)
+    assert (told.last.operation, "the step is damaged" in told.last.problem) == (None, True)
     note_verified(run, run.step(2))
 
 
@@ -186,7 +193,7 @@ def test_a_step_that_was_saved_anew_since_the_move_is_left_alone(http, follow):
     assert follow(VERIFY) == 0
     assert ids(http) == before
     (told,) = follow.told(VERIFY)
-    assert "expected attempt 1" in told.problem
+    assert "expected attempt 1" in told.last.problem
 
 
 def test_a_move_around_the_service_counts(http, follow):
@@ -209,17 +216,17 @@ def test_automations_are_listed_with_what_they_started(tmp_path):
     store, data = tmp_path / "store", tmp_path / "data"
     save_llama(store / "llama", (1, 2))
     data.mkdir()
-    environment = {"CAIRN_AUTOMATIONS": json.dumps([EXPORT | {"convert": {"dtype": "bfloat16"}}])}
+    environment = {"CAIRN_POLICIES": json.dumps([EXPORT | {"convert": {"dtype": "bfloat16"}}])}
     with running_plane(store, data, environment) as (url, _), Client(url) as client:
         (told,) = listed(client)
-        assert (told["action"], told["operation"]) == ("convert", None)
+        assert (told["policy"]["action"], told["source"]) == ("convert", "environment")
         client.promote("llama", 2, "production", expect=None)
-        operation = client.wait(until(lambda: listed(client)[0]["operation"]))
+        operation = client.wait(until(lambda: (listed(client)[0]["last"] or {}).get("operation")))
         assert operation.request["options"]["dtype"] == "bfloat16"
 
 
 def listed(client):
-    return client._http.get("/v1/automations").json()["automations"]
+    return client._http.get("/v1/policies").json()["policies"]
 
 
 def until(look):
@@ -234,11 +241,11 @@ def test_a_server_that_is_killed_acts_on_each_move_once(tmp_path):
     store, data = tmp_path / "store", tmp_path / "data"
     save_llama(store / "llama", (1, 2))
     data.mkdir()
-    environment = {"CAIRN_AUTOMATIONS": json.dumps([VERIFY])}
+    environment = {"CAIRN_POLICIES": json.dumps([VERIFY])}
     sequence = None
     for number, pause in enumerate((0.0, 0.6, 1.2)):
         with running_plane(store, data, environment) as (url, process), Client(url) as client:
-            until(lambda client=client: listed(client)[0]["position"] is not None)
+            until(lambda client=client: listed(client)[0]["last"] is not None)
             step = 1 + number % 2
             sequence = client.promote("llama", step, "production", expect=sequence).sequence
             time.sleep(pause)
@@ -261,12 +268,12 @@ def test_a_server_that_is_killed_acts_on_each_move_once(tmp_path):
     ],
 )
 def test_automations_that_can_not_be_are_refused_at_the_start(monkeypatch, change):
-    monkeypatch.setenv("CAIRN_AUTOMATIONS", json.dumps([EXPORT | change]))
-    with pytest.raises(SettingsError, match="CAIRN_AUTOMATIONS"):
+    monkeypatch.setenv("CAIRN_POLICIES", json.dumps([EXPORT | change]))
+    with pytest.raises(SettingsError, match="CAIRN_POLICIES"):
         load_settings()
 
 
 def test_two_automations_of_one_name_are_refused(monkeypatch):
-    monkeypatch.setenv("CAIRN_AUTOMATIONS", json.dumps([EXPORT, EXPORT]))
+    monkeypatch.setenv("CAIRN_POLICIES", json.dumps([EXPORT, EXPORT]))
     with pytest.raises(SettingsError, match="names that differ"):
         load_settings()

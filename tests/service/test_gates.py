@@ -36,7 +36,12 @@ def gated(root, tmp_path):
 
     @contextmanager
     def started(*gates):
-        settings = Settings(root=str(root), data_dir=tmp_path / "data", scan_seconds=0, gates=gates)
+        policies = [
+            {"kind": "gate", "name": f"gate-{number}", **gate} for number, gate in enumerate(gates)
+        ]
+        settings = Settings(
+            root=str(root), data_dir=tmp_path / "data", scan_seconds=0, policies=policies
+        )
         app = create_app(settings, jobs=False)
         with TestClient(app, base_url=BASE_URL, client=PEER) as http:
             yield http
@@ -301,10 +306,14 @@ def test_a_webhook_is_asked_only_about_what_passes_all_else(run, gated):
         '[{"alias": "production", "metrics": {"loss": {"min": 2, "max": 1}}}]',
         '[{"alias": "production", "metrics": {"loss": {"max": "NaN"}}}]',
         '[{"alias": "production", "webhook": "ftp://x"}]',
+        '[{"alias": "production", "exported": {"dtype": "q8_0"}}]',
+        '[{"alias": "production", "exported": {"format": "gguf", "lora": "keep"}}]',
+        '[{"alias": "production", "exported": {"max_shard_size": "much"}}]',
         "[",
     ],
 )
 def test_gates_that_can_not_be_are_refused_at_the_start(monkeypatch, gates):
-    monkeypatch.setenv("CAIRN_GATES", gates)
-    with pytest.raises(SettingsError, match="CAIRN_GATES"):
+    named = gates.replace('{"', '{"kind": "gate", "name": "gate", "', 1)
+    monkeypatch.setenv("CAIRN_POLICIES", named)
+    with pytest.raises(SettingsError, match="CAIRN_POLICIES"):
         load_settings()

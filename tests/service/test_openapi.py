@@ -13,7 +13,7 @@ from cairn.interop.conversion.tensor_streams import FLOAT_NAMES
 from tests.programs.program import run
 from tests.service.commands import environment
 from tests.service.conftest import BASE_URL, PEER
-from tests.service.seams import schemas
+from tests.service.seams import policies, schemas
 from tests.service.stores import make_run
 
 METHODS = {"get", "post", "put", "patch", "delete"}
@@ -31,6 +31,8 @@ UNKNOWN = {
     "webhook": "a" * 12,
     "delivery": "7",
     "leaf": "nothing/kernel",
+    "kind": "retention",
+    "policy": "weekly",
 }
 # The same, malformed.
 INVALID = {
@@ -46,6 +48,8 @@ INVALID = {
     "webhook": "A" * 12,
     "delivery": "first",
     "leaf": "x" * 4001,
+    "kind": "A",
+    "policy": "-",
 }
 QUERIES = {"diff": "?other=1"}
 """By the last word of a path, what a request must ask."""
@@ -259,10 +263,13 @@ def test_the_example_of_a_body_is_accepted(served, method, path):
     if verb in NOT_RUN:
         assert NOT_RUN[verb].model_validate(body)
         return
-    url = path.format(root="default", run="trained", step=900 if verb == "undelete" else 1000)
+    names = {"run": "trained", "step": 900 if verb == "undelete" else 1000}
+    names |= {name: UNKNOWN[name] for name in ("kind", "policy")}
+    url = path.replace(":name}", "}").format(root="default", **names)
     if verb == "undelete":
         assert served.delete(url.partition(":")[0]).is_success
-    headers = {"If-None-Match": "*"} if verb == "promote" else {"If-Match": "*"}
+    creates = verb == "promote" or method == "put"
+    headers = {"If-None-Match": "*"} if creates else {"If-Match": "*"}
     answer = served.request(method, url, json=body, headers=headers)
     assert answer.is_success, answer.text
 
@@ -281,7 +288,7 @@ def test_the_example_of_an_answer_is_one_that_its_model_gives(document):
         for schema in content.get("anyOf", [content])
     }
     for name in {"Problem", *references} - LONG:
-        model = getattr(schemas, name)
+        model = getattr(schemas, name, None) or getattr(policies, name)
         (example,) = document["components"]["schemas"][name]["examples"]
         assert model.model_validate(example).model_dump(mode="json") == example, name
 

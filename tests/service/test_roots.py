@@ -403,8 +403,16 @@ def test_permissions_count_in_added_roots_as_in_others(root, tmp_path, more):
 
 
 def test_gates_and_webhooks_take_added_roots_for_roots(root, tmp_path, more):
-    gates = [{"alias": "good", "root": "mo*", "labels": {"eval": "passed"}}]
-    with serving(root, tmp_path / "data", gates=gates) as http:
+    gates = [
+        {
+            "kind": "gate",
+            "name": "checked",
+            "alias": "good",
+            "root": "mo*",
+            "labels": {"eval": "passed"},
+        }
+    ]
+    with serving(root, tmp_path / "data", policies=gates) as http:
         add(http, more)
         path = f"{ROOTS}/more/runs/run/checkpoints/3:promote"
         refused = http.post(path, json={"alias": "good"}, headers={"If-None-Match": "*"})

@@ -110,7 +110,7 @@ def test_list_says_of_a_run_what_its_preview_says(store, tmp_path, policy):
         names = {}
         for one, other in zip(runs, found, strict=True):
             names[one.name] = other.nbytes
-            assert other.schedules == ()
+            assert other.policies == ()
         preview = clean_up.plan_retention(plane, "default", "run", policy)
         assert names["run"] == preview.delete_bytes
         assert names["empty"] == 0
@@ -135,17 +135,17 @@ def test_policies_of_schedules_come_before_the_one_that_is_asked_about(store, tm
     make_run(store / "run", range(4))
     make_run(store / "scratch", range(4))
     nightly = {
+        "kind": "retention",
         "name": "nightly",
         "cron": "0 3 * * *",
-        "action": "apply_retention",
         "run": "scratch*",
-        "policy": {"keep_last": 4},
+        "keep_last": 4,
     }
-    with serving(store, tmp_path / "data", worker=False, schedules=[nightly]) as http:
+    with serving(store, tmp_path / "data", worker=False, policies=[nightly]) as http:
         plane, runs = listed(http)
         run, scratch = reclaimable.reclaimable(plane, runs, KEEP_ONE)
         assert run.nbytes == 3 * runs[0].bytes // 4
-        assert (scratch.nbytes, scratch.schedules) == (0, ("nightly",))
+        assert (scratch.nbytes, scratch.policies) == (0, ("nightly",))
         page = http.get("/?keep_last=1", headers=HTML)
         assert "policy: nightly" in page.text
         assert http.get("/?keep_last=0", headers=HTML).status_code == 422

@@ -23,9 +23,15 @@ NEVER = "0 0 29 2 *"
 """Whatever the server itself does of it comes years later."""
 
 THREE = datetime(2028, 2, 29, tzinfo=UTC)
-VERIFY = {"name": "nightly", "cron": NEVER, "action": "verify", "run": "llama*"}
-RETAIN = {"name": "weekly", "cron": NEVER, "action": "apply_retention", "policy": {"keep_last": 1}}
-COLLECT = {"name": "garbage", "cron": NEVER, "action": "collect_garbage", "run": "llama"}
+VERIFY = {"kind": "schedule", "name": "nightly", "cron": NEVER, "action": "verify", "run": "llama*"}
+RETAIN = {"kind": "retention", "name": "weekly", "cron": NEVER, "keep_last": 1}
+COLLECT = {
+    "kind": "schedule",
+    "name": "garbage",
+    "cron": NEVER,
+    "action": "collect_garbage",
+    "run": "llama",
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +43,7 @@ def http(tmp_path_factory):
         root=str(folder / "store"),
         data_dir=folder / "data",
         scan_seconds=0,
-        schedules=(VERIFY, RETAIN, COLLECT),
+        policies=(VERIFY, RETAIN, COLLECT),
     )
     with TestClient(create_app(settings), base_url=BASE_URL, client=PEER) as client:
         client.get("/v1/runs", params={"refresh": True})
@@ -46,8 +52,8 @@ def http(tmp_path_factory):
 
 def scheduler(http, name, *, at=THREE):
     plane = http.app.state.plane
-    only = tuple(one for one in plane.settings.schedules if one.name == name)
-    settings = plane.settings.model_copy(update={"schedules": only})
+    only = tuple(one for one in plane.settings.policies if one.name == name)
+    settings = plane.settings.model_copy(update={"policies": only})
     return Scheduler(
         type(plane)(settings, plane.roots, plane.index, plane.engine), clock=lambda: at
     )
@@ -98,7 +104,7 @@ def test_a_run_that_can_not_be_had_keeps_no_other_from_its_turn(http, caplog):
     http.get("/v1/runs", params={"refresh": True})
     Path((store / "gone" / "run.json").local_path).unlink()
     assert scheduler(http, "weekly", at=THREE.replace(year=2044)).look() == 2
-    assert "schedule weekly: default/gone: not started" in caplog.text
+    assert "retention:weekly: default/gone: not started" in caplog.text
 
 
 def test_a_root_that_is_away_keeps_no_other_from_its_turn_and_is_tried_again(
@@ -107,7 +113,7 @@ def test_a_root_that_is_away_keeps_no_other_from_its_turn_and_is_tried_again(
     roots = {name: parse_uri(str(tmp_path / name)) for name in ("a", "b")}
     for folder in roots.values():
         make_run(folder / "run", [3])
-    settings = Settings(schedules=({**COLLECT, "root": "a", "run": "*"}, {**RETAIN, "name": "all"}))
+    settings = Settings(policies=({**COLLECT, "root": "a", "run": "*"}, {**RETAIN, "name": "all"}))
     plane = http.app.state.plane
     one = Scheduler(type(plane)(settings, roots, plane.index, plane.engine), clock=lambda: THREE)
     look = plane.index.refresh_root
@@ -154,7 +160,7 @@ def test_a_schedule_whose_work_another_operation_stands_for_says_so(http, caplog
     started = plane.jobs.start("verify", request, idempotency_key=key)
     look = scheduler(http, "nightly", at=due)
     assert [look.look(), look.look()] == [0, 0]
-    told = [line for line in caplog.messages if "schedule nightly: default/llama: not sta" in line]
+    told = [line for line in caplog.messages if "schedule:nightly: default/llama: not sta" in line]
     assert len(told) == 1
     assert f"belongs to the request of operation {started.id}" in told[0]
     refused = [entry for entry in audit_trail(http) if entry.outcome == "refused"]
@@ -164,12 +170,12 @@ def test_a_schedule_whose_work_another_operation_stands_for_says_so(http, caplog
 
 
 def test_schedules_are_listed_with_when_they_are_due(http):
-    found = http.get("/v1/schedules").json()["schedules"]
-    assert [one["name"] for one in found] == ["garbage", "nightly", "weekly"]
+    found = http.get("/v1/policies").json()["policies"]
+    assert [one["name"] for one in found] == ["weekly", "garbage", "nightly"]
     for one in found:
-        assert one["cron"] == NEVER
-        last, following = (datetime.fromisoformat(one[name]) for name in ("last_due", "next_due"))
-        assert last < datetime.now(UTC) < following
+        assert (one["source"], one["policy"]["cron"]) == ("environment", NEVER)
+        following = datetime.fromisoformat(one["next_due"])
+        assert datetime.now(UTC) < following
         assert (following.month, following.day) == (2, 29)
 
 
@@ -177,7 +183,7 @@ def test_a_server_starts_what_is_due_by_itself(tmp_path):
     make_run(tmp_path / "store" / "run", [3])
     (tmp_path / "data").mkdir()
     every_minute = VERIFY | {"cron": "* * * * *", "run": "*", "steps": "none"}
-    environment = {"CAIRN_SCHEDULES": json.dumps([every_minute])}
+    environment = {"CAIRN_POLICIES": json.dumps([every_minute])}
     with (
         running_plane(tmp_path / "store", tmp_path / "data", environment) as (url, _),
         Client(url) as client,
@@ -201,20 +207,20 @@ def test_a_server_starts_what_is_due_by_itself(tmp_path):
         {"cron": "R 3 * * *"},
         {"cron": "0 3 * r(1-6)/2 *"},
         {"action": "delete"},
-        {"policy": {"keep_last": 1}},
-        {"action": "apply_retention"},
+        {"keep_last": 1},
+        {"kind": "retention"},
         {"action": "collect_garbage", "steps": "all"},
         {"name": ""},
         {"every": 5},
     ],
 )
 def test_schedules_that_can_not_be_are_refused_at_the_start(monkeypatch, change):
-    monkeypatch.setenv("CAIRN_SCHEDULES", json.dumps([VERIFY | change]))
-    with pytest.raises(SettingsError, match="CAIRN_SCHEDULES"):
+    monkeypatch.setenv("CAIRN_POLICIES", json.dumps([VERIFY | change]))
+    with pytest.raises(SettingsError, match="CAIRN_POLICIES"):
         load_settings()
 
 
 def test_two_schedules_of_one_name_are_refused(monkeypatch):
-    monkeypatch.setenv("CAIRN_SCHEDULES", json.dumps([VERIFY, VERIFY]))
+    monkeypatch.setenv("CAIRN_POLICIES", json.dumps([VERIFY, VERIFY]))
     with pytest.raises(SettingsError, match="names that differ"):
         load_settings()

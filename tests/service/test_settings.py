@@ -216,19 +216,23 @@ def test_a_database_that_cannot_be_opened_is_named_without_its_password(url, tmp
 def test_rules_that_fit_no_root_are_known_by_their_settings_and_names():
     found = Settings(
         roots={"far": "/far"},
-        gates=({"alias": "production", "root": "fra", "verified": True},),
-        schedules=({"name": "one", "cron": "0 3 * * *", "action": "verify", "root": "far?"},),
-        automations=({"name": "two", "alias": "best", "action": "convert", "root": "f*"},),
+        policies=(
+            {"kind": "gate", "name": "checked", "alias": "production", "root": "fra"},
+            {"kind": "schedule", "name": "one", "cron": "0 3 * * *", "action": "verify"}
+            | {"root": "far?"},
+            {"kind": "automation", "name": "two", "alias": "best", "action": "convert"}
+            | {"root": "f*"},
+        ),
     )
-    assert found.rules_without_roots(()) == [
-        "CAIRN_GATES: 'production': root 'fra'",
-        "CAIRN_SCHEDULES: 'one': root 'far?'",
+    assert found.policies_without_roots(()) == [
+        "CAIRN_POLICIES: gate 'checked': root 'fra'",
+        "CAIRN_POLICIES: schedule 'one': root 'far?'",
     ]
-    assert found.rules_without_roots(["farm", "fra"]) == []
+    assert found.policies_without_roots(["farm", "fra"]) == []
 
 
 def test_a_server_says_which_rules_fit_no_root_yet(tmp_path, caplog):
-    gate = {"alias": "production", "root": "later", "verified": True}
-    settings = Settings(root=str(tmp_path / "store"), data_dir=tmp_path / "data", gates=(gate,))
+    gate = {"kind": "gate", "name": "checked", "alias": "production", "root": "later"}
+    settings = Settings(root=str(tmp_path / "store"), data_dir=tmp_path / "data", policies=(gate,))
     with TestClient(create_app(settings, jobs=False)):
-        assert "CAIRN_GATES: 'production': root 'later': fits no root" in caplog.text
+        assert "CAIRN_POLICIES: gate 'checked': root 'later': fits no root" in caplog.text

@@ -1,9 +1,10 @@
 """Positions of automations in the events of moved aliases; compare-and-swap moves them."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from datetime import datetime
 from typing import Final
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from cairn.service.catalog.engine import Catalog
@@ -54,6 +55,26 @@ def advance(
     )
     with catalog.connect() as connection:
         return bool(connection.execute(moved).rowcount)
+
+
+def forget(
+    catalog: Catalog, roots: Collection[str], automations: Collection[str], before: datetime
+) -> None:
+    """Delete the rows of roots' automations that are gone, so that no events are kept for them.
+
+    Args:
+        catalog: Catalog with the positions.
+        roots: Names of the roots whose automations are known.
+        automations: Names of those that there are.
+        before: Rows that changed later stay: their automations may be newer than the list.
+    """
+    is_old = AutomationRow.name.contains("/"), AutomationRow.at < before
+    with catalog.query() as connection:
+        names = connection.scalars(select(AutomationRow.name).where(*is_old)).all()
+    gone = [name for name in names if name not in automations and name.partition("/")[0] in roots]
+    if gone:
+        with catalog.connect() as connection:
+            connection.execute(delete(AutomationRow).where(AutomationRow.name.in_(gone), *is_old))
 
 
 def states(catalog: Catalog) -> dict[str, AutomationRow]:

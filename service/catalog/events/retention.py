@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import Connection, and_, delete, func, insert, not_, select, update
+from sqlalchemy import Connection, and_, delete, func, insert, not_, or_, select, update
 from sqlalchemy.orm import aliased
 
 from cairn.service.catalog.engine import Catalog
@@ -32,7 +32,8 @@ def prune_events(catalog: Catalog, before: datetime, automations: Iterable[str])
     Args:
         catalog: Catalog with the events.
         before: The moment.
-        automations: Names of the configured automations.
+        automations: Names of the environment's automations. Those of roots are needed as long as
+            they have a row; see `forget`.
     """
     with catalog.connect() as connection:
         last = min([_last_old(connection, before), *_needed_positions(connection, automations)])
@@ -85,11 +86,9 @@ def _needed_positions(connection: Connection, automations: Iterable[str]) -> lis
         connection.scalar(select(func.min(WebhookRow.position))),
         connection.scalar(select(func.min(DeliveryRow.event_id) - 1).where(pending)),
     ]
-    for name in automations:
-        position = select(AutomationRow.position).where(AutomationRow.name == name)
-        followed = connection.scalar(position)
-        if followed is None:
-            continue  # a new automation starts at the newest event
+    # A new automation has no row: it starts at the newest event.
+    needed = or_(AutomationRow.name.in_(list(automations)), AutomationRow.name.contains("/"))
+    for followed in connection.scalars(select(AutomationRow.position).where(needed)).all():
         moved = EventRow.kind == EventKind.ALIAS_MOVED.value, EventRow.id > followed
         bounds.append(connection.scalar(select(func.min(EventRow.id) - 1).where(*moved)))
     return [bound for bound in bounds if bound is not None]

@@ -21,12 +21,14 @@ from cairn.service.client.protocol.backoff import Backoff
 from cairn.service.client.protocol.paths import (
     DEFAULT_ROOT,
     alias_path,
+    policy_path,
     run_path,
     segment,
     step_path,
 )
 from cairn.service.client.protocol.requests import idempotency, precondition, without_none
 from cairn.service.errors import ProblemResponseError
+from cairn.service.policies import PolicyList, PolicyState
 from cairn.service.schemas import (
     Alias,
     AliasHistory,
@@ -319,6 +321,18 @@ class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
     ) -> None:
         """Delete an alias that is still at sequence number `expect`."""
         await self._answer("DELETE", alias_path(root, run, alias), headers=precondition(expect))
+
+    async def policies(self, *, kind: str | None = None) -> PolicyList:
+        """Return the policies of the servers' environment and of the roots.
+
+        Args:
+            kind: Only policies of this kind; default: all.
+        """
+        return await self._get(PolicyList, "/v1/policies", kind=kind)
+
+    async def policy(self, kind: str, name: str, *, root: str = DEFAULT_ROOT) -> PolicyState:
+        """Return the policy of a kind and name that is in force for a root."""
+        return await self._get(PolicyState, policy_path(root, kind, name))
 
     async def writer(self, run: str, *, root: str = DEFAULT_ROOT) -> RunWriter:
         """Return the current or last writer of a run; the server reads the store now."""

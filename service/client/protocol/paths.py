@@ -53,3 +53,8 @@ def plain_parts(name: str) -> tuple[str, ...]:
 def alias_path(root: str, run: str, alias: str) -> str:
     """Return the path of an alias."""
     return f"{run_path(root, run)}/aliases/{segment(alias)}"
+
+
+def policy_path(root: str, kind: str, name: str) -> str:
+    """Return the path of a policy."""
+    return f"/v1/roots/{segment(root)}/policies/{segment(kind)}/{segment(name)}"

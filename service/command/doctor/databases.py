@@ -90,7 +90,7 @@ def check_added_roots(settings: Settings, *, probe: bool, seconds: float) -> Ite
             yield Finding(_ADDED, Outcome.WARN, text, fix)
         yield from check_root(name, uri, probe=probe, seconds=seconds)
     if Outcome.FAIL not in read:
-        for rule in settings.rules_without_roots(added):
+        for rule in settings.policies_without_roots(added):
             fix = "correct the pattern, or add the root"
             yield Finding(
                 "settings", Outcome.WARN, f"{rule} matches no root, so it does nothing", fix

@@ -6,7 +6,7 @@ from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader, ServerAdministrator
-from cairn.service.actions import automations, root_health, roots, schedules
+from cairn.service.actions import root_health, roots
 from cairn.service.dashboard.form_fields import FormDependency, body_of, redirect
 from cairn.service.dashboard.page_routes import page_router
 from cairn.service.dashboard.rendering import page
@@ -22,7 +22,7 @@ store_router: Final = page_router()
 
 @router.get("/health")
 def health_page(request: Request, caller: Reader, plane: PlaneDependency) -> HTMLResponse:
-    """Show the parts of the service, stores, schedules and automations, and their problems."""
+    """Show the parts of the service and the stores, and their problems."""
     problems: dict[str, str] = {}
     checks: dict[str, str] = {}
     try:
@@ -36,8 +36,6 @@ def health_page(request: Request, caller: Reader, plane: PlaneDependency) -> HTM
         problems=problems,
         parts=[name for name, state in checks.items() if state == "ok"],
         roots=root_health.root_health(plane, caller),
-        schedules=schedules.list_schedules(plane, caller),
-        automations=automations.list_automations(plane, caller),
         version=request.app.version,
     )
 

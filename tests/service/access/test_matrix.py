@@ -41,16 +41,18 @@ PERMISSIONS = {
         announce_checkpoint diff_checkpoints download_checkpoint_file download_export_file
         download_file get_alias get_alias_history get_artifact get_checkpoint get_export
         get_operation get_root get_run get_run_writer
-        get_usage list_aliases list_all_runs list_artifacts list_automations
+        get_usage list_aliases list_all_runs list_artifacts
         list_checkpoint_files list_checkpoints list_events list_operations list_roots list_runs
-        list_schedules list_tensors list_workers plan_checkpoint read_tensor watch_operation""",
+        get_policy list_policies list_tensors list_workers plan_checkpoint read_tensor
+        watch_operation""",
     "read all": "metrics",
     "operate": """
         adopt_folder annotate_checkpoint annotate_run apply_retention cancel_operation
         collect_run_garbage convert_checkpoint create_run delete_checkpoint gather_checkpoint
-        promote_checkpoint remove_alias restore_checkpoint resume_operation undelete_checkpoint
+        promote_checkpoint remove_alias restore_checkpoint resume_operation try_policy
+        undelete_checkpoint
         verify_checkpoint verify_run""",
-    "admin": "repair_records take_over_run",
+    "admin": "delete_policy put_policy repair_records take_over_run",
     "admin all": """
         add_root create_key create_webhook delete_webhook list_audit_events list_deliveries
         list_keys list_webhooks redeliver remove_root revoke_key take_over_worker test_webhook""",
@@ -60,7 +62,7 @@ PERMISSIONS = {
 }
 
 OF_SEVERAL_ROOTS = {"list_all_runs", "list_events", "list_operations", "list_roots", "ready"}
-OF_SEVERAL_ROOTS |= {"list_automations", "list_schedules"}
+OF_SEVERAL_ROOTS |= {"list_policies"}
 """Show everybody what is of their roots."""
 
 # Of the root that requests name. Nothing that they say has these words in it.
@@ -85,7 +87,7 @@ CHANGING = [
 ]
 HOST = ADDRESS.partition("://")[2]
 REAL = {"root": ROOT, "run": "run", "step": "1", "alias": "production", "leaf": "model/kernel"}
-REAL |= {"checkpoint": "production"}
+REAL |= {"checkpoint": "production", "kind": "retention", "policy": "weekly"}
 REAL |= {
     "name": "config.json",
     "worker": "local",
@@ -277,8 +279,13 @@ def server(tmp_path_factory):
                 "ml": {"scope": "read"},
                 "archive": {"scope": "operate", "roots": [OTHER]},
             },
-            schedules=[rule | {"name": "nightly", "cron": f"0 3 1 {month} *", "action": "verify"}],
-            automations=[rule | {"name": "check", "alias": "production", "action": "verify"}],
+            policies=[
+                rule | {"kind": kind, "name": name, "action": "verify", **fields}
+                for kind, name, fields in (
+                    ("schedule", "nightly", {"cron": f"0 3 1 {month} *"}),
+                    ("automation", "check", {"alias": "production"}),
+                )
+            ],
         )
         settings.prepare()
         keys = Keys(settings.database_url)

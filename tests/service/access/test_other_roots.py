@@ -9,8 +9,8 @@ from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.stores import make_run
 
 SECRET = "team-b-secret"
-SCHEDULE = {"name": "s", "cron": "0 0 29 2 *", "action": "verify"}
-AUTOMATION = {"name": "a", "alias": "production", "action": "verify"}
+SCHEDULE = {"kind": "schedule", "name": "s", "cron": "0 0 29 2 *", "action": "verify"}
+AUTOMATION = {"kind": "automation", "name": "a", "alias": "production", "action": "verify"}
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +27,10 @@ def served(tmp_path_factory):
         auth="keys",
         rate_limit=0,
         worker=False,
-        schedules=[
+        policies=[
             SCHEDULE,
             SCHEDULE | {"name": "ours", "root": "def*"},
             SCHEDULE | {"name": SECRET, "root": "team-b-*"},
-        ],
-        automations=[
             AUTOMATION,
             AUTOMATION | {"name": "ours", "root": "default"},
             AUTOMATION | {"name": SECRET, "root": SECRET},
@@ -62,15 +60,16 @@ def served(tmp_path_factory):
 
 def test_schedules_and_automations_are_listed_by_root(served):
     http, callers, _ = served
-    for kind in ("schedules", "automations"):
+    for kind in ("schedule", "automation"):
+        address = f"/v1/policies?kind={kind}"
         names = {
-            caller: [one["name"] for one in http.get(f"/v1/{kind}", headers=key).json()[kind]]
+            caller: [one["name"] for one in http.get(address, headers=key).json()["policies"]]
             for caller, key in callers.items()
         }
         every = sorted([kind[0], "ours", SECRET])
         assert names == {"all": every, "ours": sorted([kind[0], "ours"]), "gone": []}
         for caller in ("ours", "gone"):
-            assert SECRET not in http.get("/health", headers=callers[caller]).text
+            assert SECRET not in http.get("/policies", headers=callers[caller]).text
 
 
 def test_what_an_automation_started_for_another_root_is_not_told(served):
@@ -79,8 +78,10 @@ def test_what_an_automation_started_for_another_root_is_not_told(served):
     for name, at in positions(catalog, ["a", "ours"]).items():
         advance(catalog, name, before=at, after=at, operation=operation, problem=SECRET)
     for caller, told in (("all", {"a", "ours"}), ("ours", {"ours"})):
-        listed = http.get("/v1/automations", headers=callers[caller]).json()["automations"]
-        assert {one["name"] for one in listed if one["problem"] or one["operation"]} == told
+        address = "/v1/policies?kind=automation"
+        listed = http.get(address, headers=callers[caller]).json()["policies"]
+        ran = {one["name"]: one["last"] for one in listed if one["last"]}
+        assert {name for name, last in ran.items() if last["problem"] or last["operation"]} == told
 
 
 def test_runs_of_other_roots_are_neither_compared_nor_completed(served):

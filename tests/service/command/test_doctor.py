@@ -567,15 +567,15 @@ def test_a_silent_server_keeps_the_command_no_longer_than_the_time_it_was_given(
 
 
 def test_rules_of_roots_that_there_are_not_are_told(root, tmp_path):
-    gates = json.dumps([{"alias": "production", "root": "more", "verified": True}])
-    variables = {"CAIRN_ROOT": str(root), "CAIRN_DATA_DIR": str(tmp_path), "CAIRN_GATES": gates}
+    gates = json.dumps([{"kind": "gate", "name": "checked", "alias": "production", "root": "more"}])
+    variables = {"CAIRN_ROOT": str(root), "CAIRN_DATA_DIR": str(tmp_path), "CAIRN_POLICIES": gates}
 
     def told():
         found = doctor(**variables)
         return [one for one in found if (one["check"], one["outcome"]) == ("settings", "warn")]
 
     (one,) = told()
-    assert one["found"].startswith("CAIRN_GATES: 'production': root 'more' matches no root")
+    assert one["found"].startswith("CAIRN_POLICIES: gate 'checked': root 'more' matches no root")
     with closing(Catalog.open(f"sqlite:///{tmp_path}/catalog.sqlite")) as catalog:
         (tmp_path / "more").mkdir()
         Roots(catalog, {}).add("more", parse_uri(tmp_path / "more"), by="me", now=utc_now())

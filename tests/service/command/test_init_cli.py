@@ -50,7 +50,7 @@ def test_init_again_changes_nothing_and_other_settings_are_never_replaced(tmp_pa
     path = tmp_path / "cairn.env"
     cairn_here("init", str(tmp_path))
     assert cairn_here("init", str(tmp_path)).returncode == 0
-    path.write_text(path.read_text() + "CAIRN_GATES='[]'\n")
+    path.write_text(path.read_text() + "CAIRN_POLICIES='[]'\n")
     mine = path.read_bytes()
     refused = cairn_here("init", str(tmp_path))
     assert (refused.returncode, refused.stdout) == (4, "")
@@ -110,8 +110,9 @@ def test_values_with_json_in_them_are_settings(tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith("CAIRN_")]:
         monkeypatch.delenv(name)
     file = tmp_path / "gates.env"
-    file.write_text("""CAIRN_GATES='[{"alias": "production", "verified": true}]'  # a comment\n""")
+    gate = '{"kind": "gate", "name": "checked", "alias": "production", "verified": true}'
+    file.write_text(f"CAIRN_POLICIES='[{gate}]'  # a comment\n")
     given = environment()
     variables.read_env_file(file, given)
-    monkeypatch.setenv("CAIRN_GATES", given["CAIRN_GATES"])
-    assert load_settings().gates[0].verified
+    monkeypatch.setenv("CAIRN_POLICIES", given["CAIRN_POLICIES"])
+    assert load_settings().policies[0].verified

@@ -31,6 +31,7 @@ PAGES = (
     "/health",
     "/audit",
     "/webhooks",
+    "/policies",
     "/keys",
     "/help",
 )

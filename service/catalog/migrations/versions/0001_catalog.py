@@ -38,12 +38,13 @@ def upgrade() -> None:
         sa.Column("request_id", sa.String(length=128), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_audit_events")),
     )
+    op.create_index(op.f("ix_audit_events_actor_id"), "audit_events", ["actor", "id"], unique=False)
     op.create_index(
         op.f("ix_audit_events_root_run_id"), "audit_events", ["root", "run", "id"], unique=False
     )
     op.create_table(
         "automations",
-        sa.Column("name", sa.String(length=128), nullable=False),
+        sa.Column("name", sa.String(length=256), nullable=False),
         sa.Column("position", sa.BigInteger(), nullable=False),
         sa.Column("operation", sa.String(length=64), nullable=True),
         sa.Column("problem", sa.String(length=2000), nullable=True),
@@ -297,6 +298,7 @@ def downgrade() -> None:
     op.drop_table("events")
     op.drop_table("catalog_revisions")
     op.drop_table("automations")
+    op.drop_index(op.f("ix_audit_events_actor_id"), table_name="audit_events")
     op.drop_index(op.f("ix_audit_events_root_run_id"), table_name="audit_events")
     op.drop_table("audit_events")
     op.drop_table("added_roots")

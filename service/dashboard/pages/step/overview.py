@@ -7,7 +7,7 @@ from fastapi.responses import HTMLResponse
 from cairn.service.access.callers import Caller
 from cairn.service.access.permission import Reader
 from cairn.service.actions import aliases as aliases_actions
-from cairn.service.actions import convert, operations, runs
+from cairn.service.actions import convert, gates, operations, runs
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.dashboard import snippets
 from cairn.service.dashboard.damage import damage_job, newest_sound
@@ -50,6 +50,15 @@ def step_page(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
         operations=operations_of(request.plane, caller, *request.names),
         refused=refused,
         snippets=snippets,
+        is_gated=bool(gates.gates_of(request.plane, *request.names[:2], None, max_age=None)),
+    )
+
+
+@store_router.get("/ui/{root}/{run}/steps/{step}/gates")
+def gates_part(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
+    """Show which gates would refuse the step, and why, before somebody promotes it."""
+    return request.render(
+        "step/gates.html", blocked=gates.blocked_aliases(request.plane, *request.names)
     )
 
 
