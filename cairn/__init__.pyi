@@ -5,6 +5,8 @@ from .interop.config.decoder import DecoderConfig as DecoderConfig
 from .interop.config.experts import ExpertsConfig as ExpertsConfig
 from .interop.config.latent_attention import LatentAttentionConfig as LatentAttentionConfig
 from .interop.config.rope import RopeConfig as RopeConfig
+from .interop.conversion.stored import Stored as Stored
+from .interop.conversion.tree_map import TreeMap as TreeMap
 from .interop.errors import ArgumentError as ArgumentError
 from .interop.errors import ConfigError as ConfigError
 from .interop.errors import ConversionError as ConversionError

@@ -12,14 +12,14 @@ import numpy as np
 from cairn.interop.conversion.boxes import Box
 from cairn.interop.conversion.ops import Array, Shape
 
-__all__ = ["QuantizedTensor", "RowSource", "WeightSource", "equal_tensors"]
+__all__ = ["BoxSource", "QuantizedTensor", "RowSource", "WeightSource", "equal_tensors"]
 
 _COMPARED_ELEMENTS = 4 << 20
 """Number of elements that `equal_tensors` compares at a time."""
 
 
-class WeightSource(Protocol):
-    """Source of tensors by name."""
+class BoxSource(Protocol):
+    """Source of tensors by name, of which boxes can be read."""
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
@@ -28,11 +28,7 @@ class WeightSource(Protocol):
 
     @property
     def dtypes(self) -> Mapping[str, np.dtype[Any]]:
-        """Dtype of each tensor that `read` returns."""
-        ...
-
-    def read(self, name: str) -> Array:
-        """Return a whole tensor in memory of its own, which the caller may change."""
+        """Dtype of each tensor, as it is read."""
         ...
 
     def cover(self, name: str, box: Box) -> Box:
@@ -45,6 +41,14 @@ class WeightSource(Protocol):
         No box may be empty. The returned arrays may be views of one array, which only the caller
         uses.
         """
+        ...
+
+
+class WeightSource(BoxSource, Protocol):
+    """Source of pretrained weights by name."""
+
+    def read(self, name: str) -> Array:
+        """Return a whole tensor in memory of its own, which the caller may change."""
         ...
 
 

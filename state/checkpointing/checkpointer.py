@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Final, Self, SupportsIndex
 
 import jax
 
+from cairn.interop.conversion.tree_map import TreeMap
 from cairn.state.checkpointing import exit_guard
 from cairn.state.checkpointing.dedup_policy import DedupPolicy
 from cairn.state.checkpointing.gc_pause import pause_gc
@@ -436,6 +437,7 @@ class Checkpointer:
         *,
         step: StepChoice = None,
         only: str | re.Pattern[str] | Callable[[str], bool] | None = None,
+        map: TreeMap | None = None,
         cast: bool = False,
         iterators: Mapping[str, Any] | None = None,
         damaged: OnDamage = "refuse",
@@ -450,6 +452,8 @@ class Checkpointer:
                 the latest step.
             only: the leaves to restore: a regular expression that matches somewhere in their paths,
                 or a predicate on a path.
+            map: the stored leaves that each leaf of the target is made of, if they have other names
+                or shapes, see `load`.
             cast: allow floating leaves to change dtype, and integers whose values all fit the new
                 dtype.
             iterators: iterators of training data, by name; each is set to its position at the time
@@ -469,6 +473,7 @@ class Checkpointer:
             target,
             step=step,
             only=only,
+            map=map,
             cast=cast,
             iterators=iterators,
             damaged=damaged,

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple, SupportsIndex, get_args
 import jax
 
 from cairn.counts import count_text
+from cairn.interop.conversion.tree_map import TreeMap
 from cairn.state.checkpointing import trees
 from cairn.state.checkpointing.gc_pause import pause_gc
 from cairn.state.checkpointing.iterators import Positions, find_positions, warn_of_left
+from cairn.state.checkpointing.mapped_items import MappedItems, fit_map
 from cairn.state.checkpointing.modules import OpenedItems, as_items, open_modules
 from cairn.state.checkpointing.processes import agreement
 from cairn.state.checkpointing.restore import FittedItem, fit_item
@@ -43,6 +45,7 @@ def load(
     *,
     step: StepChoice = None,
     only: str | re.Pattern[str] | Callable[[str], bool] | None = None,
+    map: TreeMap | None = None,
     cast: bool = False,
     iterators: Mapping[str, Any] | None = None,
     damaged: OnDamage = "refuse",
@@ -63,6 +66,11 @@ def load(
         only: the leaves to load; all others stay as in the target. A regular expression that
             matches somewhere in their paths, such as "model/layers/0/kernel", or a predicate on a
             path.
+        map: the stored leaves that each leaf of the target is made of, if these differ in names or
+            shapes: renamed, stacked, split, transposed; and which leaves are new. None: all have
+            the paths and shapes that they were saved with. Not together with `only`. Each process
+            reads what its shards need; host memory beside the leaves is a few times 64 MiB, unless
+            no axis divides the leaves of a rule along chunks of the stored ones.
         cast: allow leaves to change dtype: from floating to floating, and from integer to any
             integer dtype that can hold all stored values. Otherwise dtypes must be equal.
         iterators: iterators of training data, by name, as given to `save`. Once all else is
@@ -86,10 +94,12 @@ def load(
         StepDamagedError: the latest or best step is damaged, and `damaged` is "refuse"; the
             message names a step to load instead.
         PolicyError: "best:METRIC" was given without ":min" or ":max", and no step records which
-            is better; or `damaged` is neither "refuse" nor "skip".
+            is better; or `damaged` is neither "refuse" nor "skip"; or `map` is given with `only`.
         LeafNotFoundError: `only` is an expression that matches no leaf.
         TreeMismatchError: leaves are missing, unexpected, or of another shape or dtype, or a
-            sharding does not divide its leaf; the differences of all items are listed. Or, with
+            sharding does not divide its leaf; the differences of all items are listed. With `map`
+            also: a stored leaf that is used twice, or neither used nor left out, a leaf of the
+            target that is made twice or not at all, or whose shape does not follow. Or, with
             `cast`, a stored integer does not fit the target's dtype.
         IteratorMismatchError: the step has no iterator of a name, or an iterator can't resume with
             this number of processes: all are listed, and none is set. Or an iterator refuses its
@@ -116,16 +126,15 @@ def load(
     with pause_gc():
         # An error on one process is raised on all: none may wait for one that has stopped.
         fitted = agreement.all_or_none(
-            *(_fitted, run, info, target, only, cast, iterators),
+            *(_fitted, run, info, target, only, map, cast, iterators),
             same=_Fitted.same,
             error=TreeMismatchError,
         )
         filled = dict(fitted.opened.trees)
-        for item in fitted.items:
-            new = item.read()
-            tree = filled[item.name]
+        for name, new in fitted.read().items():
+            tree = filled[name]
             leaves = [new.get(path, leaf) for path, leaf in trees.flatten(tree).items()]
-            filled[item.name] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
+            filled[name] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
         restored = fitted.target.close(fitted.opened.close(filled))
         fitted.positions.set()
         return restored
@@ -138,20 +147,33 @@ class _Fitted(NamedTuple):
         target: the target's trees, by name.
         opened: the same trees with each module replaced by its state.
         items: the step's items, fitted to the target's trees.
+        mapped: the step, fitted to the target's trees by a map; None: there is no map.
         positions: the iterators to set, with their states.
     """
 
     target: OpenedItems
     opened: OpenedItems
     items: list[FittedItem]
+    mapped: MappedItems | None
     positions: Positions
 
     def same(self) -> dict[str, Any]:
         """Return the parts that must be equal on all processes: the paths of items, iterators."""
         return {
             "target": [(item.name, sorted(item.targets)) for item in self.items],
+            "map": None if self.mapped is None else self.mapped.same(),
             **self.positions.same(),
         }
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        """Return what is read, by item and path. All processes must call this."""
+        if self.mapped is None:
+            return {item.name: item.read() for item in self.items}
+        values: dict[str, dict[str, Any]] = {}
+        for full, value in self.mapped.read().items():
+            name, _, path = full.partition("/")
+            values.setdefault(name, {})[path] = value
+        return values
 
 
 def agreed_step(find: Callable[[], StepInfo]) -> StepInfo:
@@ -237,6 +259,7 @@ def _fitted(
     info: StepInfo,
     target: Any,
     only: str | re.Pattern[str] | Callable[[str], bool] | None,
+    tree_map: TreeMap | None,
     cast: bool,
     iterators: Mapping[str, Any] | None,
 ) -> _Fitted:
@@ -247,6 +270,8 @@ def _fitted(
         LeafNotFoundError: `only` is an expression that matches no leaf.
         IteratorMismatchError: the step's iterator states do not fit the iterators.
     """
+    if tree_map is not None:
+        _check_map(tree_map, only)
     named = as_items(target)
     opened = open_modules(named.trees)
     reader = CheckpointReader.open(run.step_uri(info), run.manifest(info), whole=only is None)
@@ -259,8 +284,13 @@ def _fitted(
     elif only is not None:
         pattern = _pattern(only)
         choose = pattern.search
-    fitted, problems = [], []
-    for name, tree in opened.trees.items():
+    fitted: list[FittedItem] = []
+    problems: list[str] = []
+    mapped: MappedItems | None = None
+    if tree_map is not None:
+        mapped = fit_map(reader, opened.trees, tree_map, casts=casts, where=where)
+        problems += mapped.problems
+    for name, tree in opened.trees.items() if mapped is None else ():
         chosen = None if choose is None else _of(name, choose)
         if pattern is not None and not any(map(_of(name, pattern.search), trees.flatten(tree))):
             continue
@@ -271,12 +301,17 @@ def _fitted(
         problems += [f"{name}/{problem}" for problem in item.problems]
         fitted.append(item)
     if problems:
+        expected = f"items {', '.join(opened.trees)}, as the target has them"
+        next_step = "Build the target as it was saved, or load another step."
+        if mapped is not None:
+            expected = "each leaf of the target once, each stored leaf used once or in `left_out`"
+            next_step = "Correct the map."
         raise TreeMismatchError(
             "the step does not fit the target",
             path=where,
-            expected=f"items {', '.join(opened.trees)}, as the target has them",
+            expected=expected,
             found=f"items {', '.join(reader.names())}, {count_text(len(problems), 'difference')}",
-            next_step="Build the target as it was saved, or load another step.",
+            next_step=next_step,
             problems=problems,
         )
     if pattern is not None and not fitted:
@@ -294,7 +329,26 @@ def _fitted(
     # Whoever loads a part, such as the model to evaluate it, does not go on with the data.
     if only is None and opened.trees.keys() >= {*reader.names()} - {META_ITEM}:
         warn_of_left(reader, iterators, where=where)
-    return _Fitted(named, opened, fitted, positions)
+    return _Fitted(named, opened, fitted, mapped, positions)
+
+
+def _check_map(tree_map: Any, only: object) -> None:
+    """Check the argument `map` of a load.
+
+    Raises:
+        PolicyError: it is no `TreeMap`, or `only` is given too.
+    """
+    if not isinstance(tree_map, TreeMap) or only is not None:
+        is_map = isinstance(tree_map, TreeMap)
+        raise PolicyError(
+            "not what a load can do",
+            path="map",
+            expected="no only= beside it" if is_map else "a TreeMap",
+            found=repr(only) if is_map else type(tree_map).__name__,
+            next_step="Leave only= out; the map names what is `left_out` and what is `new`."
+            if is_map
+            else "Write TreeMap({...}).",
+        )
 
 
 def _of(item: str, choose: Callable[[str], object]) -> Callable[[str], object]:

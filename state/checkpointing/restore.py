@@ -35,6 +35,7 @@ __all__ = [
     "FittedItem",
     "check_meta",
     "fit_item",
+    "fits_as",
     "open_step",
     "read_meta",
     "restore_item",
@@ -284,7 +285,7 @@ def fit_item(
     texts = {path: text for path, text in reader.texts(name).items() if not chosen or chosen(path)}
     text_paths = {path for path, leaf in leaves.items() if isinstance(leaf, str)} & {*texts, *infos}
     targets = {path: target_leaf(leaf) for path, leaf in leaves.items() if path not in text_paths}
-    stored = {path: _fits_as(arrays, info) for path, info in infos.items()}
+    stored = {path: fits_as(arrays, info) for path, info in infos.items()}
     problems = trees.difference([*targets, *text_paths], {*stored, *texts})
     for path in sorted(targets.keys() & stored.keys()):
         problems += [f"{path}: {text}" for text in targets[path].misfits(stored[path], casts)]
@@ -370,7 +371,7 @@ def _fitted(
     return _chosen(fitted, paths)
 
 
-def _fits_as(arrays: ItemArrays, info: LeafInfo) -> jax.ShapeDtypeStruct | LeafInfo:
+def fits_as(arrays: ItemArrays, info: LeafInfo) -> jax.ShapeDtypeStruct | LeafInfo:
     """Return an object with a leaf's shape and dtype; for typed PRNG keys, those of the keys."""
     form = arrays.form(info.path)
     return _logical(arrays, info) if form is not None and form.kind == "key" else info

@@ -2,8 +2,8 @@
 
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
 import numpy as np
@@ -52,6 +52,33 @@ class LeafReads:
     def __exit__(self, *_: object) -> None:
         if self._ranges is not None:
             self._ranges.close()
+
+    def fill(self, requests: Iterable[tuple[LeafInfo, Sequence[BoxBuffer]]]) -> None:
+        """Fill regions of leaves; when this returns or raises, no read runs any more.
+
+        Args:
+            requests: leaves, each with parts of it, of its dtype.
+
+        Raises:
+            CorruptionError: stored data is missing or damaged.
+            StoreUnavailableError: the store gives no answer.
+        """
+        tasks: list[Callable[[], None]] = []
+        pieces: list[Piece] = []
+        for info, regions in requests:
+            near = self.pieces(info, regions)
+            if near is None:
+                tasks += self.tasks(info, regions)
+            else:
+                pieces += near
+        with ThreadPoolExecutor(self.threads, "cairn-read") as pool:
+            futures = [*(self.start(pieces) if pieces else ()), *map(pool.submit, tasks)]
+            try:
+                for future in futures:
+                    future.result()
+            finally:
+                for future in futures:
+                    future.cancel()
 
     def pieces(self, info: LeafInfo, regions: Sequence[BoxBuffer]) -> list[Piece] | None:
         """Return the pieces whose reads fill the regions, for uncompressed values in a bucket.

@@ -4,7 +4,7 @@ Everything else is reached as users, or other rooms of the package, reach it.
 """
 
 from cairn.interop.config import hf_keys
-from cairn.interop.conversion import box_reads, boxes, layout_ops, ops, value_ops
+from cairn.interop.conversion import box_reads, boxes, inverses, layout_ops, ops, value_ops
 from cairn.interop.families import deepseek_gguf, gguf_names, hf_config, key_kinds
 from cairn.interop.placement import decoder_axes as axes_by_path
 from cairn.interop.placement import load_cost, specs, step_plan
@@ -37,6 +37,7 @@ __all__ = [
     "gguf_names",
     "gguf_shard",
     "intersection",
+    "inverses",
     "layout_ops",
     "load_cost",
     "modules_of_rules",
@@ -51,8 +52,9 @@ __all__ = [
     "value_ops",
 ]
 
-# `box_reads`, `load_cost` and `stacked_arrays` have limits, which tests lower. `ops`, `layout_ops`,
-# `value_ops`, `deepseek_gguf` and `gguf_names` define operations, each of which needs a case.
+# `box_reads`, `load_cost` and `stacked_arrays` have limits, which tests lower. `ops`, `inverses`,
+# `layout_ops`, `value_ops`, `deepseek_gguf` and `gguf_names` define operations, each of which needs
+# a case.
 
 # Tables of keys of config.json: each key is held against transformers.
 HARMLESS_KEYS = hf_keys.HARMLESS_KEYS

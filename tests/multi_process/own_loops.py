@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,9 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from cairn import Checkpointer, CheckpointManager
+from cairn import Checkpointer, CheckpointManager, Stored, TreeMap
 from tests.multi_process.scenarios import error_of
+from tests.multi_process.seams import rule_leaves
 
 
 class Net(nnx.Module):
@@ -51,7 +53,50 @@ def go_on(run: str) -> dict[str, Any]:
             "steps": checkpointer.steps(),
             "found": [_told(one) for one in found.values()],
             "errors": [(one["kinds"][0], one["text"]) for one in errors],
+            "mapped": _mapped(f"{run}-layers"),
         }
+
+
+def _mapped(run: str) -> dict[str, Any]:
+    """Save layers by themselves, and restore them in one array that is split otherwise."""
+    on = Mesh(np.array(jax.devices()), ("fsdp",), axis_types=(AxisType.Auto,))
+    rows, columns = (
+        NamedSharding(on, PartitionSpec(*spec)) for spec in [("fsdp",), (None, "fsdp")]
+    )
+    layers = [np.arange(64, dtype=np.float32).reshape(8, 8) + 64 * number for number in range(3)]
+    items = {
+        "model": {
+            f"layer_{number}": jax.make_array_from_callback((8, 8), rows, values.__getitem__)
+            for number, values in enumerate(layers)
+        }
+    }
+    stack = TreeMap({"model/layers": Stored("model/layer_{n}").stack(axis=2)})
+    other = TreeMap({"model/layers": Stored("model/layer_{n}").transpose().stack(axis=2)})
+    sizes: list[int] = []
+    boxes = rule_leaves.StoredTensors.boxes
+
+    def counted(self: Any, name: str, parts: Any) -> Any:
+        read = boxes(self, name, parts)
+        sizes.append(sum(array.size for array in read))
+        return read
+
+    with Checkpointer(run, writer_id="job") as checkpointer:
+        checkpointer.save(1, items)
+        target = {
+            "model": {"layers": jax.ShapeDtypeStruct((8, 8, 3), np.float32, sharding=columns)}
+        }
+        with mock.patch.object(rule_leaves.StoredTensors, "boxes", counted):
+            stacked = checkpointer.restore(target, map=stack)["model"]["layers"]
+        maps = [stack, other]
+        error = error_of(lambda: checkpointer.restore(target, map=maps[jax.process_index()]))
+    whole = np.stack(layers, 2)
+    return {
+        "is_whole": all(
+            np.array_equal(shard.data, whole[shard.index]) for shard in stacked.addressable_shards
+        ),
+        "sizes": sizes,
+        "error": (error["kinds"][0], error["text"]),
+    }
 
 
 def _told(found: dict[str, Any]) -> list[Any]:

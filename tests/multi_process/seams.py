@@ -4,7 +4,7 @@ A process stops, dies or fails in the middle of a save or of a restore; waits ar
 """
 
 from cairn.state.checkpointing.processes import background, coordination, straggler_log
-from cairn.state.checkpointing.restores import shared_leaves
+from cairn.state.checkpointing.restores import rule_leaves, shared_leaves
 from cairn.state.checkpointing.saves import (
     engine,
     host_arrays,
@@ -20,6 +20,7 @@ __all__ = [
     "host_arrays",
     "host_trees",
     "preparation",
+    "rule_leaves",
     "shared_leaves",
     "straggler_log",
     "tree_writer",

@@ -33,6 +33,11 @@ def test_all_processes_restore_the_same_step_and_fail_together(told):
         assert texts[0].startswith("step: expected the same on every process")
         assert texts[1].startswith("target: expected the same on every process")
         assert "model/kernel: expected shape (16, 4), stored (8, 4)" in texts[2]
+        mapped = result["mapped"]
+        assert mapped["is_whole"]
+        assert mapped["sizes"] == [8 * 4] * 3, "half of each layer"
+        assert mapped["error"][0] == "TreeMismatchError"
+        assert mapped["error"][1].startswith("map: expected the same on every process")
 
 
 def test_all_processes_see_the_same_steps_through_orbax_names(told):

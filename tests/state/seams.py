@@ -19,6 +19,8 @@ from cairn.state.checkpointing.restores import (
     host_memory,
     local_leaves,
     read_plan,
+    rule_leaves,
+    rule_slices,
     shared_leaves,
     targets,
 )
@@ -49,7 +51,7 @@ from cairn.state.models import (
     sampling,
 )
 from cairn.state.models.decoder import attention, mlp, positions
-from cairn.state.models.hub import hf_folder, slices, whole_folder
+from cairn.state.models.hub import hf_folder, whole_folder
 from cairn.state.sharding import optimizers as sharded_optimizers
 from cairn.state.states import (
     checkpoint,
@@ -175,6 +177,7 @@ __all__ = [
     "rotary_angles",
     "rotate",
     "rounded_activations",
+    "rule_leaves",
     "sample",
     "save_job",
     "save_metrics",
@@ -298,7 +301,7 @@ sample = sampling.sample
 static_arguments = calls.static_arguments
 
 # Tensors and slices of a model that is written or read, one by one.
-Slice = slices.Slice
+Slice = rule_slices.Slice
 model_streams = hf_folder.model_streams
-read_slices = slices.read_slices
-slice_bytes = slices.slice_bytes
+read_slices = rule_slices.read_slices
+slice_bytes = rule_slices.slice_bytes

@@ -4,8 +4,7 @@ Imports JAX.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -26,7 +25,6 @@ from cairn.state.checkpointing.restores.targets import PlacedLeaf, TargetLeaf
 from cairn.storage.arrays.box_buffers import ALIGNMENT, BoxBuffer, aligned_empty
 from cairn.storage.reading.item_arrays import ItemArrays, LeafInfo
 from cairn.storage.reading.leaf_reads import LeafReads
-from cairn.storage.reading.remote_shards import Piece
 
 __all__ = ["BATCH_BYTES", "READ_ONCE", "agreed_shared", "read_shared"]
 
@@ -158,8 +156,7 @@ def _read_streams(
     for holders, size in sizes.items():
         memory = aligned_empty([(count,) for count in size.values()], np.dtype(np.uint8))
         streams[holders] = _Streams(dict(zip(size, memory, strict=True)), {})
-    tasks: list[Callable[[], None]] = []
-    pieces: list[Piece] = []
+    requests: list[tuple[LeafInfo, list[BoxBuffer]]] = []
     arrays.prefetch(dict.fromkeys(infos[box.path].path for box in mine if box.reader == me))
     with LeafReads(arrays) as reads:
         for box, start in starts.items():
@@ -167,26 +164,9 @@ def _read_streams(
             stored = stream.bytes[box.reader][start : start + box.nbytes]
             stream.boxes[box] = stored.view(info.dtype).reshape(box.shape)
             if box.reader == me:
-                regions = [BoxBuffer(box.origin, stream.boxes[box])]
-                near = reads.pieces(info, regions)
-                if near is None:
-                    tasks += reads.tasks(info, regions)
-                else:
-                    pieces += near
-        _run(reads, pieces, tasks)
+                requests.append((info, [BoxBuffer(box.origin, stream.boxes[box])]))
+        reads.fill(requests)
     return streams
-
-
-def _run(reads: LeafReads, pieces: Sequence[Piece], tasks: Sequence[Callable[[], None]]) -> None:
-    """Read all pieces and run all tasks; when this returns or raises, no read runs any more."""
-    with ThreadPoolExecutor(reads.threads, "cairn-read") as pool:
-        futures = [*(reads.start(pieces) if pieces else ()), *(pool.submit(task) for task in tasks)]
-        try:
-            for future in futures:
-                future.result()
-        finally:
-            for future in futures:
-                future.cancel()
 
 
 def _put(regions: Sequence[BoxBuffer], box: SharedBox, values: np.ndarray[Any, Any]) -> None:

@@ -15,7 +15,7 @@ from cairn.storage.arrays.box_buffers import BoxBuffer, aligned_empty, origin_of
 from cairn.storage.errors import TreeMismatchError
 from cairn.storage.reading.item_arrays import LeafInfo
 
-__all__ = ["Casts", "PlacedLeaf", "TargetLeaf", "target_leaf"]
+__all__ = ["Casts", "PlacedLeaf", "TargetLeaf", "cast_values", "local_boxes", "target_leaf"]
 
 _KINDS: dict[type, tuple[str, str]] = {
     bool: ("b", "a Python bool"),
@@ -63,7 +63,7 @@ class TargetLeaf(NamedTuple):
         elif self.sharding is not None:
             try:
                 if not isinstance(self.sharding, jax.sharding.SingleDeviceSharding):
-                    _local_boxes(self.sharding, self.shape)
+                    local_boxes(self.sharding, self.shape)
             except ValueError as exc:
                 problems.append(f"shape {self.shape} does not fit its sharding: {exc}")
         if not self._takes(stored.dtype, casts):
@@ -141,9 +141,9 @@ class PlacedLeaf:
         self._dtype = info.dtype if is_key_dtype(target.dtype) else target.dtype
         self._stored = info.dtype
         self._shape = info.shape  # for typed keys, the shape of their words
-        self._local_boxes = _LocalBoxes(info.shape, ((0,) * len(info.shape),), on_cpu=True)
+        self._local_boxes = LocalBoxes(info.shape, ((0,) * len(info.shape),), on_cpu=True)
         if target.sharding is not None:
-            self._local_boxes = _local_boxes(target.sharding, info.shape)
+            self._local_boxes = local_boxes(target.sharding, info.shape)
         self._slot: Slot | None = None
         self.regions: list[BoxBuffer] = []
 
@@ -178,7 +178,7 @@ class PlacedLeaf:
         whole: Any
         parts = [region.values for region in self.regions]
         if key_impl is None and dtype is not None and parts[0].dtype != dtype:
-            parts = [_cast(part, dtype, where) for part in parts]
+            parts = [cast_values(part, dtype, where) for part in parts]
         if sharding is None:
             (whole,) = parts
         else:
@@ -197,7 +197,7 @@ class PlacedLeaf:
         return whole
 
 
-class _LocalBoxes(NamedTuple):
+class LocalBoxes(NamedTuple):
     """Boxes of an array that this process holds.
 
     Attributes:
@@ -212,7 +212,7 @@ class _LocalBoxes(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def _local_boxes(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> _LocalBoxes:
+def local_boxes(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> LocalBoxes:
     """Return the boxes of an array that this process holds.
 
     Raises:
@@ -221,7 +221,7 @@ def _local_boxes(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> _Lo
     part = sharding.shard_shape(shape)
     places: Mapping[Any, Any] = sharding.addressable_devices_indices_map(shape)
     origins = dict.fromkeys(origin_of(index) for index in places.values())
-    return _LocalBoxes(part, tuple(origins), {device.platform for device in places} == {"cpu"})
+    return LocalBoxes(part, tuple(origins), {device.platform for device in places} == {"cpu"})
 
 
 @functools.lru_cache(maxsize=256)
@@ -229,7 +229,7 @@ def _dtype_of_jax(dtype: Any, x64: bool) -> Any:
     return jax.dtypes.canonicalize_dtype(dtype)
 
 
-def _cast(part: np.ndarray[Any, Any], dtype: Any, where: str) -> np.ndarray[Any, Any]:
+def cast_values(part: np.ndarray[Any, Any], dtype: Any, where: str) -> np.ndarray[Any, Any]:
     """Return values converted to another dtype.
 
     Raises:

@@ -27,8 +27,8 @@ from cairn.state.adapters.models import build_abstract
 from cairn.state.adapters.quantization import QuantizationSettings
 from cairn.state.adapters.quantization_request import filled, quantize_layer
 from cairn.state.checkpointing.processes import agreement
+from cairn.state.checkpointing.restores.rule_slices import one_dtype
 from cairn.state.models.hub.shares import Target, exchanged, read_places, read_rule, spans_processes
-from cairn.state.models.hub.slices import one_dtype
 from cairn.state.paths import NamedLeaf, named_leaves
 from cairn.state.sharding.rules import module_plan
 from cairn.storage.arrays.dtypes import is_floating

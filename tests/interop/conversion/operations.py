@@ -5,6 +5,7 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
+from cairn.interop.conversion.inverses import Each, Inverse
 from cairn.interop.conversion.layout_ops import Merge, Pad, Permute, Unstack
 from cairn.interop.conversion.ops import (
     RENAME,
@@ -16,7 +17,7 @@ from cairn.interop.conversion.ops import (
     SplitGroups,
     Stack,
 )
-from cairn.interop.conversion.value_ops import Times
+from cairn.interop.conversion.value_ops import Plus, Times
 from tests.interop.seams import deepseek_gguf, gguf_names
 
 sizes = st.integers(1, 5)
@@ -79,6 +80,19 @@ CASES = {
         Chain((SplitGroups(a, lengths), TRANSPOSE)),
         [numbered(a * sum(lengths), b)],
     ),
+    "joined columns": lambda a, b, c, lengths: (
+        Inverse(Split(lengths, 1)),
+        [numbered(a, length, b, start=1000 * length) for length in lengths],
+    ),
+    "columns as heads": lambda a, b, c, lengths: (
+        Inverse(Merge((b, c, 2), 1)),
+        [numbered(a, 2 * b * c)],
+    ),
+    "rows of zeros": lambda a, b, c, lengths: (Inverse(Pad(a, a + b)), [numbered(a, c)]),
+    "divided": lambda a, b, c, lengths: (Inverse(Times(0.25)), [numbered(a, b), numbered(c)]),
+    "shifted": lambda a, b, c, lengths: (Inverse(Plus(2.0)), [numbered(a, b), numbered(c)]),
+    "columns in alternation": lambda a, b, c, lengths: (Inverse(Interleaved()), many(2, a, b)),
+    "layers of several leaves": lambda a, b, c, lengths: (Each(Stack(a, 1), c), many(a * c, b)),
     "three in a row": lambda a, b, c, lengths: (
         Chain((TRANSPOSE, Split((a, b), 1), TRANSPOSE)),
         [numbered(a + b, c)],
@@ -88,6 +102,7 @@ EXACT = [
     *("rename", "transpose", "split", "split columns", "stack"),
     *("stack along an axis", "layers", "axes", "padded rows", "times"),
     *("plus", "experts", "experts, then transposed", "three in a row"),
+    *("joined columns", "divided", "shifted", "layers of several leaves"),
 ]
 """What reads just the numbers that it makes."""
 

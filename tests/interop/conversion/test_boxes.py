@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cairn.interop.conversion.boxes import element_count
 from cairn.interop.conversion.ops import RotaryRows
 from tests.interop.conversion.operations import CASES, EXACT, case, numbered
-from tests.interop.seams import deepseek_gguf, gguf_names, layout_ops, ops, value_ops
+from tests.interop.seams import deepseek_gguf, gguf_names, inverses, layout_ops, ops, value_ops
 
 
 def boxes(shape):
@@ -44,7 +44,7 @@ def test_the_cases_are_all_operations_that_rules_have():
     used = {type(CASES[name](1, 1, 1, (1,))[0]) for name in CASES}
     defined = {
         kind
-        for module in (ops, layout_ops, value_ops, gguf_names, deepseek_gguf)
+        for module in (ops, inverses, layout_ops, value_ops, gguf_names, deepseek_gguf)
         for kind in vars(module).values()
         if isinstance(kind, type)
         and hasattr(kind, "tensor_shapes")

@@ -17,7 +17,7 @@ def devices_elsewhere(window: int) -> Iterator[list[int]]:
     Yields:
         The most bytes of the window that were taken at a time, in a list of one.
     """
-    places, place = targets._local_boxes, targets.TargetLeaf.place
+    places, place = targets.local_boxes, targets.TargetLeaf.place
     most = [0]
 
     class Watched(HostMemory):
@@ -36,7 +36,7 @@ def devices_elsewhere(window: int) -> Iterator[list[int]]:
 
     with contextlib.ExitStack() as stack:
         for owner, name, changed in (
-            (targets, "_local_boxes", found),
+            (targets, "local_boxes", found),
             (targets.TargetLeaf, "place", copied),
             (local_leaves, "HostMemory", functools.partial(Watched, window)),
             (shared_leaves, "HostMemory", functools.partial(Watched, window)),

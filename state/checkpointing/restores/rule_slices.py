@@ -1,4 +1,4 @@
-"""Reads of slices of a model's leaves, each from only those boxes of stored tensors that it needs.
+"""Reads of slices of leaves that rules make, each from only those boxes of tensors that it needs.
 
 Slices that need the same bytes are read together, others one after the other. So each byte is read
 once, and host memory holds as little as possible.
@@ -23,9 +23,9 @@ from cairn.interop.conversion.boxes import (
 )
 from cairn.interop.conversion.ops import Array
 from cairn.interop.conversion.rules import Rule
-from cairn.interop.weights.weight_source import WeightSource
+from cairn.interop.weights.weight_source import BoxSource
 
-__all__ = ["Slice", "one_dtype", "read_slices", "slice_bytes"]
+__all__ = ["Slice", "one_dtype", "read_slices", "slice_batches", "slice_bytes"]
 
 READERS: Final = 4
 """Number of threads that read the tensors of one batch, such as experts."""
@@ -58,7 +58,7 @@ class _Read(NamedTuple):
 
 
 def read_slices(
-    source: WeightSource, rule: Rule, slices: Sequence[Slice]
+    source: BoxSource, rule: Rule, slices: Sequence[Slice]
 ) -> Iterator[tuple[Slice, Array]]:
     """Yield each slice with its values, in any order; the values may be views of shared arrays.
 
@@ -92,7 +92,7 @@ def one_dtype(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
         return np.dtype(np.float32)
 
 
-def slice_bytes(source: WeightSource, rule: Rule, slices: Sequence[Slice]) -> int:
+def slice_bytes(source: BoxSource, rule: Rule, slices: Sequence[Slice]) -> int:
     """Return the number of bytes that `read_slices` reads for these slices."""
     filled = [leaf_slice for leaf_slice in slices if 0 not in box_shape(leaf_slice.box)]
     covers = _covers(source, rule, _reads(_box_reads(source, rule, filled)))
@@ -103,7 +103,13 @@ def slice_bytes(source: WeightSource, rule: Rule, slices: Sequence[Slice]) -> in
     )
 
 
-def _box_reads(source: WeightSource, rule: Rule, slices: Iterable[Slice]) -> list[BoxReads]:
+def slice_batches(source: BoxSource, rule: Rule, slices: Sequence[Slice]) -> list[list[Slice]]:
+    """Return the slices in batches; those that share bytes are in one. None may be empty."""
+    batches = _batches(source, rule, _box_reads(source, rule, slices))
+    return [[slices[number] for number in batch] for batch in batches]
+
+
+def _box_reads(source: BoxSource, rule: Rule, slices: Iterable[Slice]) -> list[BoxReads]:
     shapes = [source.shapes[name] for name in rule.tensors]
     return [rule.op.box_reads(shapes, leaf_slice.leaf, leaf_slice.box) for leaf_slice in slices]
 
@@ -113,7 +119,7 @@ def _reads(box_reads: Sequence[BoxReads], numbers: Iterable[int] | None = None) 
     return [_Read(n, tensor, box) for n in chosen for tensor, box in box_reads[n].reads]
 
 
-def _covers(source: WeightSource, rule: Rule, reads: Sequence[_Read]) -> dict[int, list[Box]]:
+def _covers(source: BoxSource, rule: Rule, reads: Sequence[_Read]) -> dict[int, list[Box]]:
     """Return the boxes to read of each tensor, by its index; overlapping boxes are merged."""
     boxes: dict[int, list[Box]] = {}
     for read in reads:
@@ -124,7 +130,7 @@ def _covers(source: WeightSource, rule: Rule, reads: Sequence[_Read]) -> dict[in
     }
 
 
-def _batches(source: WeightSource, rule: Rule, box_reads: Sequence[BoxReads]) -> list[list[int]]:
+def _batches(source: BoxSource, rule: Rule, box_reads: Sequence[BoxReads]) -> list[list[int]]:
     """Divide slices into batches, given by their indices; slices that share bytes are in one."""
     reads = _reads(box_reads)
     covers = _covers(source, rule, reads)
@@ -141,7 +147,7 @@ def _batches(source: WeightSource, rule: Rule, box_reads: Sequence[BoxReads]) ->
 
 
 def _arrays(
-    source: WeightSource, rule: Rule, box_reads: Sequence[BoxReads], numbers: Sequence[int]
+    source: BoxSource, rule: Rule, box_reads: Sequence[BoxReads], numbers: Sequence[int]
 ) -> dict[int, list[Array]]:
     """Read the boxes that these slices need, and return their values by the slice's index."""
     reads = _reads(box_reads, numbers)
