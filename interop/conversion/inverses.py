@@ -15,7 +15,18 @@ import numpy as np
 
 from cairn.interop.conversion.boxes import Box, BoxReads, box_shape, shifted
 from cairn.interop.conversion.layout_ops import Merge, Pad, Permute, Unstack
-from cairn.interop.conversion.ops import Array, Chain, Op, Rename, Shape, Split, Stack, Transpose
+from cairn.interop.conversion.ops import (
+    Array,
+    Chain,
+    Op,
+    Rename,
+    RotaryRows,
+    Shape,
+    Split,
+    Stack,
+    Transpose,
+    of_rows,
+)
 from cairn.interop.conversion.value_ops import Plus, Times
 
 __all__ = ["Each", "Inverse", "inverse"]
@@ -48,8 +59,8 @@ def inverse(op: Op) -> Op:
 class Inverse(Op):
     """An operation the other way round: it makes tensors of leaves.
 
-    A box of a joined, reshaped, padded, scaled or shifted tensor needs only boxes of the leaves.
-    For other operations it needs all leaves whole.
+    A box of a joined, reshaped, reordered, padded, scaled or shifted tensor needs only boxes of the
+    leaves. For other operations it needs all leaves whole.
     """
 
     op: Op
@@ -79,6 +90,9 @@ class Inverse(Op):
                 return _unmerged(self.op, leaf, box)
             case Pad() if self.op.rows:
                 return _padded(self.op, leaf, box)
+            case RotaryRows():
+                (order,) = self.op.to_hf([np.arange(shapes[leaf][0])])
+                return of_rows(leaf, order[box[0]], box)
             case Plus() | Times():
                 return BoxReads(((leaf, box),), lambda arrays: self.op.to_hf(arrays)[0])
             case _:

@@ -236,7 +236,7 @@ class RotaryRows:
     def box_reads(self, shapes: Sequence[Shape], leaf: int, box: Box) -> BoxReads:
         """Return the rows of the box, read with all rows between the first and the last of them."""
         order = self._reorder(np.arange(shapes[leaf][0]), halves=True)
-        return _of_rows(leaf, order[box[0]], box)
+        return of_rows(leaf, order[box[0]], box)
 
     def _reorder(self, array: Array, *, halves: bool) -> Array:
         heads = array.reshape(self.heads, -1, *array.shape[1:])
@@ -296,7 +296,7 @@ class SplitGroups:
         ((total, *_),) = shapes
         start = sum(self.sizes[:leaf])
         grouped = np.arange(total).reshape(self.groups, -1)[:, start : start + self.sizes[leaf]]
-        return _of_rows(0, grouped.reshape(-1)[box[0]], box)
+        return of_rows(0, grouped.reshape(-1)[box[0]], box)
 
 
 @dataclass(frozen=True)
@@ -379,7 +379,7 @@ def _first(arrays: Sequence[Array]) -> Array:
     return arrays[0]
 
 
-def _of_rows(tensor: int, rows: Array, box: Box) -> BoxReads:
+def of_rows(tensor: int, rows: Array, box: Box) -> BoxReads:
     """Return `rows` of a tensor, in that order, inside `box`; all rows between are read too."""
     first = int(rows.min())
     between = slice(first, int(rows.max()) + 1)

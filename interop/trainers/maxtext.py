@@ -29,7 +29,7 @@ from cairn.interop.trainers.layer_groups import (
     padded,
     scan_axis,
 )
-from cairn.interop.trainers.trainer import HeadRounding, Reading, Trainer
+from cairn.interop.trainers.trainer import HeadRounding, Reading, Trainer, TreeLayout
 
 __all__ = ["TRAINER"]
 
@@ -58,6 +58,15 @@ _QK_NORMS: Final = {
 }
 _MLP: Final = {"gate_proj": "wi_0", "up_proj": "wi_1", "down_proj": "wo"}
 _EXPERTS: Final = ("MoeBlock_0", "moe_block")
+
+_FAMILIES: Final = frozenset(
+    {
+        *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"),
+        *("gemma2", "gemma3_text"),
+    }
+)
+_EVERY: Final = {"gemma2": 2, "gemma3_text": 6}
+"""Layers that a scan repeats together."""
 
 
 def _groups(shapes: Mapping[str, Shape]) -> list[LayerGroup]:
@@ -191,6 +200,65 @@ def _turn_in_pairs(config: DecoderConfig, pairs: bool | None) -> bool:
 
 
 def _rules(config: DecoderConfig, shapes: Mapping[str, Shape], pairs: bool | None) -> RuleTable:
+    return _table(config, _groups(shapes), shapes, pairs)
+
+
+def _layout(config: DecoderConfig, scan: bool) -> RuleTable:
+    """Return the rules of a tree that MaxText would store.
+
+    Raises:
+        ConversionError: MaxText has no such decoder, or can't scan its layers.
+    """
+    if config.model_type not in _FAMILIES:
+        raise ConversionError(
+            path="MaxText",
+            expected=f"a model of one of {', '.join(sorted(_FAMILIES))}",
+            found=config.model_type,
+        )
+    return _table(config, _new_groups(config, scan), {}, None)
+
+
+def _new_groups(config: DecoderConfig, scan: bool) -> list[LayerGroup]:
+    """Return where MaxText would store the layers of a model."""
+    count, kind = config.num_hidden_layers, config.model_type
+    every = _EVERY.get(kind, 1)
+    if (scan and count < every) or (kind == "gemma2" and count % every):
+        raise ConversionError(
+            path=f"MaxText, {kind}",
+            expected="pairs of layers" if kind == "gemma2" else f"{every} layers or more to scan",
+            found=f"{count} layers",
+        )
+    if kind == "gemma2":
+        if not scan:
+            return [
+                LayerGroup(f"decoder/layers_{number // 2}", (number,), None, _PAIR[number % 2])
+                for number in range(count)
+            ]
+        return [
+            LayerGroup(_SCANNED.rstrip("/"), tuple(range(first, count, 2)), 1, suffix)
+            for first, suffix in enumerate(_PAIR)
+        ]
+    if not scan:
+        return [LayerGroup(f"decoder/layers_{number}", (number,)) for number in range(count)]
+    if every == 1:
+        return [LayerGroup(_SCANNED.rstrip("/"), tuple(range(count)), 1)]
+    whole = count // every * every
+    groups = [
+        LayerGroup(f"{_SCANNED}layers_{block}", tuple(range(block, whole, every)), 1)
+        for block in range(every)
+    ]
+    return groups + [
+        LayerGroup(f"decoder/layers_remainder/layers_{number - whole}", (number,))
+        for number in range(whole, count)
+    ]
+
+
+def _table(
+    config: DecoderConfig,
+    groups: list[LayerGroup],
+    shapes: Mapping[str, Shape],
+    pairs: bool | None,
+) -> RuleTable:
     offset: tuple[Op, ...] = (Plus(1.0),) if config.norm == "rms_offset" else ()
     turning = _turn_in_pairs(config, pairs)
     scale = _scaled_queries(config)
@@ -230,7 +298,7 @@ def _rules(config: DecoderConfig, shapes: Mapping[str, Shape], pairs: bool | Non
     if config.embedding_scale != 1.0:
         embedded = (*embedded, Times(config.embedding_scale))
     rules = [Rule.one("model/embed_tokens/embedding", _EMBEDDING, chained(embedded))]
-    rules += group_rules(_groups(shapes), leaves)
+    rules += group_rules(groups, leaves)
     rules.append(Rule.one("model/norm/scale", _LAST_NORM, chained(offset)))
     if not config.tie_word_embeddings:
         head = padded(rows, shapes.get(_HEAD), 1)
@@ -260,6 +328,10 @@ def _tied_head(config: DecoderConfig) -> HeadRounding:
     return HeadRounding("bfloat16", math.sqrt(config.hidden_size) if gemma else 1.0)
 
 
+def _settings(folder: str, scan: bool) -> str:
+    return f"load_parameters_path={folder} scan_layers={str(scan).lower()}"
+
+
 TRAINER = Trainer(
     "maxtext",
     _EMBEDDING,
@@ -267,4 +339,5 @@ TRAINER = Trainer(
     _rules,
     _assumed,
     tied_head=_tied_head,
+    layout=TreeLayout("items", "params/params/", _layout, _settings),
 )

@@ -10,7 +10,15 @@ from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.conversion.ops import Shape
 from cairn.interop.conversion.rules import RuleTable
 
-__all__ = ["OPTIMIZER_PARTS", "HeadRounding", "Reading", "Trainer", "TrainerTree", "find_trees"]
+__all__ = [
+    "OPTIMIZER_PARTS",
+    "HeadRounding",
+    "Reading",
+    "Trainer",
+    "TrainerTree",
+    "TreeLayout",
+    "find_trees",
+]
 
 OPTIMIZER_PARTS = frozenset({"opt_state", "optimizer", "optimizer_state", "mu", "nu", "ema"})
 """Parts of paths below which copies of a model's tree lie that are no model."""
@@ -62,6 +70,25 @@ class HeadRounding(NamedTuple):
     factor: float
 
 
+class TreeLayout(NamedTuple):
+    """Form in which a trainer would store a model.
+
+    Attributes:
+        item: item of the step.
+        root: what the paths of the model's leaves begin with.
+        rules: function (config, scan) -> rules between the tree's leaves, as tensors, and ours;
+            with `scan`, layers are stacked. It raises ConversionError for a model that the trainer
+            lacks.
+        settings: function (folder of the item, scan) -> settings with which the trainer loads it,
+            for people.
+    """
+
+    item: str
+    root: str
+    rules: Callable[[DecoderConfig, bool], RuleTable]
+    settings: Callable[[str, bool], str]
+
+
 @dataclass(frozen=True)
 class Trainer:
     """A trainer whose trees are known.
@@ -77,6 +104,7 @@ class Trainer:
         tied_head: function (config) -> how the trainer's forward pass rounds the embedding where it
             is a tied head; None: it reads it as it is stored.
         assumed: function (config, pairs) -> what was assumed and no shape shows, for people.
+        layout: the form in which it would store a model; None: its trees are only read.
     """
 
     name: str
@@ -85,6 +113,7 @@ class Trainer:
     rules: Callable[[DecoderConfig, Mapping[str, Shape], bool | None], RuleTable]
     assumed: Callable[[DecoderConfig, bool | None], tuple[str, ...]]
     tied_head: Callable[[DecoderConfig], HeadRounding] | None = None
+    layout: TreeLayout | None = None
 
 
 def find_trees(

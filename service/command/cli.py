@@ -29,6 +29,7 @@ from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import completion
 from cairn.service.command import create as create_commands
 from cairn.service.command import download as download_commands
+from cairn.service.command import import_weights as import_commands
 from cairn.service.command import init as init_commands
 from cairn.service.command import plan as plan_commands
 from cairn.service.command import pull as pull_commands
@@ -150,6 +151,7 @@ app.add_typer(init_commands.app)
 app.add_typer(clean_up_commands.app)  # without a name: these are commands of `cairn` itself
 app.add_typer(verify_commands.app)
 app.add_typer(adoption_commands.app)
+app.add_typer(import_commands.app)
 app.add_typer(create_commands.app)
 app.add_typer(annotate_commands.app)
 app.add_typer(download_commands.app)
@@ -866,8 +868,9 @@ def _complete_after(prefix: str) -> int:
 def _refuse(error: Exception, arguments: Sequence[str]) -> int:
     message = " ".join(cast(typer.BadParameter, error).format_message().split()).rstrip(".")
     for other, name in _OTHER_NAMES.items():
-        if message == f"No such command '{other}'":
-            message = f"{message}. Did you mean '{name}'?"
+        unknown = f"No such command '{other}'"
+        if message == unknown or message.startswith(f"{unknown}."):  # Typer may name a similar one
+            message = f"{unknown}. Did you mean '{name}'?"
     context = getattr(error, "ctx", None)
     path = "cairn" if context is None else context.command_path
     end = "" if message.endswith("?") else "."

@@ -14,12 +14,12 @@ import numpy as np
 from cairn.interop.conversion.ops import Rename
 from cairn.interop.conversion.rules import Rule
 from cairn.interop.conversion.tree_map import MappedLeaves, ResolvedMap, TreeMap
+from cairn.interop.weights.rule_slices import one_dtype
 from cairn.state.checkpointing import trees
 from cairn.state.checkpointing.leaf_forms import dtype_name, is_key_dtype
 from cairn.state.checkpointing.processes import agreement
 from cairn.state.checkpointing.restore import FittedItem, fits_as
 from cairn.state.checkpointing.restores.rule_leaves import StoredTensors, read_rule
-from cairn.state.checkpointing.restores.rule_slices import one_dtype
 from cairn.state.checkpointing.restores.targets import (
     Casts,
     TargetLeaf,

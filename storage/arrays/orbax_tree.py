@@ -1,4 +1,4 @@
-"""Parsers of Orbax's JSON metadata of a step: its items, and an item's leaves.
+"""Orbax's JSON metadata of a step, parsed and written: its items, and an item's leaves.
 
 Orbax describes a checkpoint in two files: `_CHECKPOINT_METADATA` (the items, and the commit time)
 and, in each item that is a tree, `_METADATA` (key path and array format of every leaf). The name of
@@ -38,6 +38,7 @@ JSON_FILES = ("data.json", "metadata")
 """File names of Orbax's JSON handler; the second is that of its older API."""
 
 _SEQUENCE_KEY = 1
+_DICT_KEY = 2
 _VALUE = "value"
 _ARRAYS = ("jax.Array", "np.ndarray", "scalar")
 _EMPTY: Mapping[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": []}
@@ -142,6 +143,36 @@ class StoredTree:
 def array_name(path: str) -> str:
     """Return Orbax's name of the array of the leaf at `path`."""
     return ".".join(keys_of(path)) if "%" in path else path.replace("/", ".")
+
+
+def tree_metadata(leaves: Mapping[str, tuple[int, ...] | None]) -> bytes:
+    """Return the content of `_METADATA` for a tree of dicts.
+
+    Args:
+        leaves: path -> shape of the shards of a `jax.Array`; None for a NumPy array.
+    """
+    entries = {}
+    for path, write_shape in leaves.items():
+        keys = keys_of(path)
+        value: dict[str, Any] = {
+            "value_type": "np.ndarray" if write_shape is None else "jax.Array",
+            "skip_deserialize": False,
+        }
+        if write_shape is not None:
+            value["write_shape"] = list(write_shape)
+        entries[str(keys)] = {
+            "key_metadata": [{"key": key, "key_type": _DICT_KEY} for key in keys],
+            "value_metadata": value,
+        }
+    return json.dumps(
+        {
+            "tree_metadata": entries,
+            "use_ocdbt": True,
+            "use_zarr3": True,
+            "store_array_data_equal_to_fill_value": True,
+            "custom_metadata": None,
+        }
+    ).encode()
 
 
 def parse_step_metadata(data: bytes, *, path: object) -> StepMetadata:

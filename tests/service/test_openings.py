@@ -128,6 +128,12 @@ OPENINGS: Final = {
         "_ObjectWriter.__init__: ObjectStore": SAVES,
         "_UploadWriter.__init__: open_files": SAVES,
     },
+    "storage/arrays/plain_tree.py": {
+        "_write: write_bytes": GIVEN,
+        "write_plain_step: os.walk": GIVEN,
+        "write_plain_step: parse_uri": GIVEN,
+        "write_plain_step: rmtree": GIVEN,
+    },
     "storage/arrays/zarr_arrays.py": {
         "zarr_description: ts.open": MEMORY,
     },

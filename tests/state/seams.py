@@ -3,6 +3,7 @@
 Everything else is set up and looked at as users do it, or other rooms of the package.
 """
 
+from cairn.interop.weights import rule_slices
 from cairn.state.adapters import adapted_layers, products, quantization, quantized_weight
 from cairn.state.checkpointing import (
     checkpointer,
@@ -20,7 +21,6 @@ from cairn.state.checkpointing.restores import (
     local_leaves,
     read_plan,
     rule_leaves,
-    rule_slices,
     shared_leaves,
     targets,
 )

@@ -1,5 +1,7 @@
 """Tiny models of other trainers, by their own code: adopted, exported, and held against it.
 
+Exports for MaxText are imported again, and what its own code restores of that is held too.
+
     python -m tests.trainers PYTHON [--keep] [CASE...]
 
 PYTHON is the interpreter of an environment that has maxtext 0.2.5, google-tunix 0.1.7 or both.
@@ -21,6 +23,8 @@ import transformers
 from cairn import CheckpointReader, Run, adopt
 from cairn.interop.trainers.maxtext_settings import flat_yaml
 from cairn.interop.weights.export import export_sources, mapped_model
+from cairn.interop.weights.files import open_pretrained
+from cairn.interop.weights.trainer_tree import write_trainer_step
 from cairn.state.models.exported_logits import round_tied_head
 from cairn.storage.safetensors.writer import plan_shards, write_shard
 from cairn.storage.store.open_files import open_files
@@ -73,13 +77,32 @@ def exported(folder: Path) -> tuple[float, str]:
     return float(np.abs(logits - expected).max() / np.abs(expected).max()), mapped.layout
 
 
+def imported(folder: Path, python: str, case: tuple[str, ...]) -> float:
+    """Import an export for MaxText, and return how far the logits are of what it restores."""
+    step = write_trainer_step(
+        open_pretrained(folder / "exported"),
+        "maxtext",
+        folder / "imported",
+        scan=case[-1] == "scanned",
+        dtype=np.dtype(np.float32),
+    )
+    command = [python, "-W", "ignore", HERE / "maxtext_model.py", folder, *case, step.folder]
+    subprocess.run(command, env=_environment(), capture_output=True, check=True)
+    logits = np.load(folder / "restored.npz")["logits"]
+    expected = np.load(folder / "reference.npz")["logits"]
+    return float(np.abs(logits - expected).max() / np.abs(expected).max())
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": ""}
+
+
 def _has_json(folder: Path) -> bool:
     return (folder / "config.json").is_file()
 
 
 def main(python: str, *options: str) -> int:
     """Hold every case whose trainer the environment has; return how many differ."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": ""}
     chosen = {option for option in options if not option.startswith("--")}
     rows, wrong = _recorded(), 0
     for trainer, cases in CASES.items():
@@ -97,7 +120,7 @@ def main(python: str, *options: str) -> int:
                 folder = Path(temporary) / "model"
                 command = [python, "-W", "ignore", HERE / f"{trainer}_model.py", folder, *case]
                 made = subprocess.run(
-                    command, env=environment, capture_output=True, text=True, check=False
+                    command, env=_environment(), capture_output=True, text=True, check=False
                 )
                 row: dict[str, object] = {"version": said.stdout.strip()}
                 if made.returncode:
@@ -106,6 +129,9 @@ def main(python: str, *options: str) -> int:
                     difference, layout = exported(folder)
                     agrees = difference <= TOLERANCE
                     row |= {"map": layout, "difference": difference, "outcome": "agrees"}
+                    if trainer == "maxtext":
+                        row["restored_difference"] = imported(folder, python, case)
+                        agrees = agrees and row["restored_difference"] <= TOLERANCE
                     if not agrees:
                         row["outcome"] = "differs"
                     if "--keep" in options and name in KEPT:

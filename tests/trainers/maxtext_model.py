@@ -1,13 +1,16 @@
 """A tiny model of MaxText: initialised, saved by MaxText's own code, with its tokens and logits.
 
-    python maxtext_model.py FOLDER FAMILY scanned|unscanned
+    python maxtext_model.py FOLDER FAMILY scanned|unscanned [ITEMS]
 
-It runs where maxtext is installed (Python 3.12 or later), and imports nothing of ours.
+With ITEMS, the folder of a step's item, MaxText's own code restores the model from there, and
+writes its logits of the same tokens to `restored.npz`. It runs where maxtext is installed (Python
+3.12 or later), and imports nothing of ours.
 """
 
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("DECOUPLE_GCLOUD", "TRUE")
@@ -93,9 +96,36 @@ FAMILIES = {
 
 
 def main(folder: Path, family: str, layout: str) -> None:
-    settings = {**SIZES, **FAMILIES[family], "scan_layers": layout == "scanned"}
     folder.mkdir(parents=True)
-    config = pyconfig.initialize(
+    config = configured(folder, family, layout)
+    model = model_creation_utils.from_config(
+        config, model_mode=MODEL_MODE_TRAIN, rngs=nnx.Rngs(params=3, dropout=4)
+    )
+    spread(model)
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, 24))
+    np.savez(folder / "reference.npz", tokens=tokens, logits=logits_of(model, tokens))
+    optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
+    state = train_state_nnx.TrainStateNNX(model, optimizer)
+    manager = checkpointing.create_orbax_checkpoint_manager(
+        str(folder / "checkpoints"), True, False, 1
+    )
+    assert checkpointing.save_checkpoint(manager, 1, nnx.state(state), config)
+    checkpointing.wait_until_finished(manager)
+    raw = {key: getattr(value, "value", value) for key, value in config.get_keys().items()}
+    raw = {key: value for key, value in raw.items() if plain(value)}
+    (folder / "config.yml").write_text(yaml.dump(raw))
+
+
+def restore(folder: Path, family: str, layout: str, items: str) -> None:
+    config = configured(folder, family, layout, load_parameters_path=items)
+    model, *_ = model_creation_utils.from_pretrained(config)
+    tokens = np.load(folder / "reference.npz")["tokens"]
+    np.savez(folder / "restored.npz", logits=logits_of(model, tokens))
+
+
+def configured(folder: Path, family: str, layout: str, **more: str) -> Any:
+    settings = {**SIZES, **FAMILIES[family], "scan_layers": layout == "scanned"}
+    return pyconfig.initialize(
         ["", str(Path(pyconfig.__file__).parent / "base.yml")],
         run_name="tiny",
         base_output_directory=str(folder),
@@ -117,30 +147,19 @@ def main(folder: Path, family: str, layout: str) -> None:
         float32_logits=True,
         enable_goodput_recording=False,
         **settings,
+        **more,
     )
-    model = model_creation_utils.from_config(
-        config, model_mode=MODEL_MODE_TRAIN, rngs=nnx.Rngs(params=3, dropout=4)
-    )
-    spread(model)
-    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, 24))
-    positions = jnp.broadcast_to(jnp.arange(24), tokens.shape)
+
+
+def logits_of(model: Any, tokens: np.ndarray) -> np.ndarray:
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     logits = model(
         decoder_input_tokens=jnp.asarray(tokens, jnp.int32),
         decoder_positions=positions,
         decoder_segment_ids=jnp.ones_like(positions),
         enable_dropout=False,
     )
-    np.savez(folder / "reference.npz", tokens=tokens, logits=np.asarray(logits, np.float32))
-    optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
-    state = train_state_nnx.TrainStateNNX(model, optimizer)
-    manager = checkpointing.create_orbax_checkpoint_manager(
-        str(folder / "checkpoints"), True, False, 1
-    )
-    assert checkpointing.save_checkpoint(manager, 1, nnx.state(state), config)
-    checkpointing.wait_until_finished(manager)
-    raw = {key: getattr(value, "value", value) for key, value in config.get_keys().items()}
-    raw = {key: value for key, value in raw.items() if plain(value)}
-    (folder / "config.yml").write_text(yaml.dump(raw))
+    return np.asarray(logits, np.float32)
 
 
 def spread(model: nnx.Module) -> None:
@@ -166,4 +185,5 @@ def plain(value: object) -> bool:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), *sys.argv[2:])
+    run = restore if len(sys.argv) > 4 else main
+    run(Path(sys.argv[1]).resolve(), *sys.argv[2:])

@@ -16,14 +16,14 @@ import numpy as np
 from cairn.interop.conversion.boxes import Box, box_shape, element_count
 from cairn.interop.conversion.ops import Array, Shape
 from cairn.interop.conversion.rules import Rule
-from cairn.interop.weights.weight_source import BoxSource
-from cairn.state.checkpointing.restores.rule_slices import (
+from cairn.interop.weights.rule_slices import (
     Slice,
     one_dtype,
     read_slices,
     slice_batches,
     slice_bytes,
 )
+from cairn.interop.weights.weight_source import BoxSource
 from cairn.state.checkpointing.restores.targets import TargetLeaf, cast_values, local_boxes
 from cairn.storage.arrays.box_buffers import BoxBuffer, aligned_empty, origin_of
 from cairn.storage.arrays.boxes import fill

@@ -39,9 +39,8 @@ from cairn.storage.arrays.data_files import (
     write_data_files,
 )
 from cairn.storage.arrays.four_bits import packed_axis
-from cairn.storage.arrays.leaf_paths import keys_of
 from cairn.storage.arrays.ocdbt import MANIFEST_FILE, NODE_FOLDER, ValueRef, leaf_node, manifest
-from cairn.storage.arrays.orbax_tree import TREE_METADATA, StoredForm, array_name
+from cairn.storage.arrays.orbax_tree import TREE_METADATA, StoredForm, array_name, tree_metadata
 from cairn.storage.arrays.zarr_arrays import StoredLayout, zarr_description
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import StoreURI
@@ -315,7 +314,6 @@ def write_files(folder: StoreURI, files: Mapping[str, bytes]) -> list[StoredFile
 
 
 _SHARDINGS: Final = "_sharding"
-_DICT_KEY: Final = 2
 _LAYOUTS: Final = "array_metadatas/process_0"
 """Orbax writes one such file per process and reads all there are. Ours would be equal, so there is
 one."""
@@ -341,7 +339,12 @@ def _description(arrays: Mapping[str, HostArray]) -> dict[str, bytes]:
         if array.sharding is not None
     ]
     files = {
-        TREE_METADATA: _tree_metadata(arrays),
+        TREE_METADATA: tree_metadata(
+            {
+                path: None if array.sharding is None else array.cut.shard
+                for path, array in arrays.items()
+            }
+        ),
         _LAYOUTS: json.dumps({"array_metadatas": layouts}).encode(),
     }
     if shardings:
@@ -394,31 +397,6 @@ def shards_of(
                     packed=packed,
                     compression=compression,
                 )
-
-
-def _tree_metadata(arrays: Mapping[str, HostArray]) -> bytes:
-    entries = {}
-    for path, array in arrays.items():
-        keys = keys_of(path)
-        value: dict[str, Any] = {
-            "value_type": "np.ndarray" if array.sharding is None else "jax.Array",
-            "skip_deserialize": False,
-        }
-        if array.sharding is not None:
-            value["write_shape"] = list(array.cut.shard)
-        entries[str(keys)] = {
-            "key_metadata": [{"key": key, "key_type": _DICT_KEY} for key in keys],
-            "value_metadata": value,
-        }
-    return json.dumps(
-        {
-            "tree_metadata": entries,
-            "use_ocdbt": True,
-            "use_zarr3": True,
-            "store_array_data_equal_to_fill_value": True,
-            "custom_metadata": None,
-        }
-    ).encode()
 
 
 @functools.lru_cache(maxsize=4096)

@@ -21,13 +21,13 @@ from cairn.interop.conversion.tensor_streams import float_dtype
 from cairn.interop.errors import ArgumentError, ConversionError
 from cairn.interop.weights.export import rule_table
 from cairn.interop.weights.files import PretrainedWeights
+from cairn.interop.weights.rule_slices import one_dtype
 from cairn.interop.weights.weight_source import WeightSource
 from cairn.state.adapters.layers import layers_to_quantize
 from cairn.state.adapters.models import build_abstract
 from cairn.state.adapters.quantization import QuantizationSettings
 from cairn.state.adapters.quantization_request import filled, quantize_layer
 from cairn.state.checkpointing.processes import agreement
-from cairn.state.checkpointing.restores.rule_slices import one_dtype
 from cairn.state.models.hub.shares import Target, exchanged, read_places, read_rule, spans_processes
 from cairn.state.paths import NamedLeaf, named_leaves
 from cairn.state.sharding.rules import module_plan

@@ -20,8 +20,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 from cairn.interop.conversion.boxes import Box
 from cairn.interop.conversion.ops import Array
 from cairn.interop.conversion.rules import Rule
+from cairn.interop.weights.rule_slices import Slice, read_slices, slice_bytes
 from cairn.interop.weights.weight_source import WeightSource
-from cairn.state.checkpointing.restores.rule_slices import Slice, read_slices, slice_bytes
 from cairn.storage.arrays.box_buffers import aligned_empty
 from cairn.storage.arrays.boxes import fill
 from cairn.storage.arrays.dtypes import is_floating

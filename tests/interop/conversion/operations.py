@@ -91,6 +91,10 @@ CASES = {
     "rows of zeros": lambda a, b, c, lengths: (Inverse(Pad(a, a + b)), [numbered(a, c)]),
     "divided": lambda a, b, c, lengths: (Inverse(Times(0.25)), [numbered(a, b), numbered(c)]),
     "shifted": lambda a, b, c, lengths: (Inverse(Plus(2.0)), [numbered(a, b), numbered(c)]),
+    "rows in pairs again": lambda a, b, c, lengths: (
+        Inverse(RotaryRows(a)),
+        [numbered(2 * a * b, c)],
+    ),
     "columns in alternation": lambda a, b, c, lengths: (Inverse(Interleaved()), many(2, a, b)),
     "layers of several leaves": lambda a, b, c, lengths: (Each(Stack(a, 1), c), many(a * c, b)),
     "three in a row": lambda a, b, c, lengths: (
