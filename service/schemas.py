@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from enum import StrEnum
 from math import isfinite
@@ -1958,6 +1958,7 @@ class Operation(Response):
             "attempt": 1,
             "options": {"format": "huggingface"},
         },
+        caller="ana",
         result={"artifact_id": _ARTIFACT, "bytes": 117925, "existing": False},
         error=None,
         created="2026-03-02T10:30:00Z",
@@ -1973,10 +1974,27 @@ class Operation(Response):
     state: OperationState
     progress: Progress
     request: dict[str, Any] = Field(description="What was asked for, with its root, run and step.")
+    caller: str | None = Field(
+        default=None,
+        description="Who started it: the name of a caller, as in the audit trail, or the policy "
+        "that did; null: unknown.",
+    )
     result: dict[str, Any] | None = None
     error: Problem | None = None
     created: datetime
     updated: datetime
+
+    @property
+    def seconds(self) -> float | None:
+        """Time from its start to its end, with the time it waited; None: it has not ended."""
+        return (self.updated - self.created).total_seconds() if self.state.final else None
+
+    @property
+    def export_options(self) -> Mapping[str, Any]:
+        """Options of an export; empty for operations of another kind."""
+        options = self.request.get("options")
+        is_export = self.kind in (OperationKind.CONVERT, OperationKind.GATHER)
+        return options if is_export and isinstance(options, Mapping) else {}
 
     @property
     def has_found_damage(self) -> bool:

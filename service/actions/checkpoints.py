@@ -9,13 +9,13 @@ from typing import Any
 from cairn.service.access.callers import Caller
 from cairn.service.actions.audit import audited
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.actions.runs import EVERYTHING, Key, run_row
+from cairn.service.actions.runs import Key, run_row
 from cairn.service.catalog import queries, rows
 from cairn.service.catalog.events.lost_records import lost_tombstone
 from cairn.service.catalog.queries import RunColumns
 from cairn.service.catalog.step_records import deletion_body, read_deletions, verification_of
 from cairn.service.errors import InvalidRequestError
-from cairn.service.filters.search import Search
+from cairn.service.filters.search import EVERYTHING, Search
 from cairn.service.http.preconditions import Seen
 from cairn.service.schemas import Checkpoint, CheckpointState, States
 from cairn.storage.errors import StepChangedError, StepNotFoundError

@@ -99,7 +99,9 @@ class JobStart:
             try:
                 operation = None if key else self._maker(request, exported)
                 if operation is None:
-                    operation = jobs.start(self.kind, request, idempotency_key=key)
+                    operation = jobs.start(
+                        self.kind, request, caller=self.caller.name, idempotency_key=key
+                    )
             except IdempotencyKeyReusedError as exc:
                 difference = describe_key_reuse(exc.used, self.kind, request)
                 raise IdempotencyKeyReusedError(self.idempotency_key, exc.used, difference) from exc

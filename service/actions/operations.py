@@ -3,53 +3,42 @@
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from datetime import datetime
 from typing import Final
 
 from cairn.service.access.callers import Caller
 from cairn.service.actions.audit import audited
 from cairn.service.actions.plane import ControlPlane
+from cairn.service.catalog.search_queries import Key
+from cairn.service.filters.expressions import AnyOf, Comparison, Path
+from cairn.service.filters.search import Search
 from cairn.service.jobs.errors import OperationNotFoundError
 from cairn.service.schemas import Operation, OperationState
 from cairn.storage.errors import StoreUnavailableError
 
 logger = logging.getLogger(__name__)
 
-_LOOKED_THROUGH: Final = 500
-"""Operations that are read at a time for a caller of some roots."""
+UNFINISHED: Final = AnyOf(
+    tuple(Comparison(Path("state"), "=", one.value) for one in OperationState if not one.final)
+)
+"""Condition that an operation has not ended."""
 
 
 def list_operations(
-    plane: ControlPlane,
-    caller: Caller,
-    *,
-    after: tuple[datetime, str] | None,
-    limit: int,
-    state: OperationState | None,
-) -> tuple[list[Operation], bool]:
-    """Return the next operations, newest first, and whether there are more.
+    plane: ControlPlane, caller: Caller, search: Search, *, after: Key, limit: int
+) -> tuple[list[Operation], Key]:
+    """Return the next operations of a search, and the sort key of the last one; (): no more.
 
     Args:
         plane: The control plane.
         caller: Caller of the request; operations of other roots are left out.
-        after: `created` and id of the last operation that the client has.
+        search: Filter and order; newest first if it has no order.
+        after: Sort key of the last operation that the client has; (): start with the first.
         limit: Largest number of operations.
-        state: Return only operations in this state; None: in any.
 
     Raises:
         NotReadyError: Jobs were not launched.
     """
-    # A caller of some roots may see few of many operations, so read large pages even for a small
-    # limit.
-    size = limit + 1 if caller.roots is None else max(limit + 1, _LOOKED_THROUGH)
-    visible: list[Operation] = []
-    while len(visible) <= limit:
-        page = plane.jobs.list(limit=size, after=after, state=state)
-        visible += [operation for operation in page if _is_visible(caller, operation)]
-        if len(page) < size:
-            break
-        after = (page[-1].created, page[-1].id)
-    return visible[:limit], len(visible) > limit
+    return plane.jobs.list(search, roots=caller.roots, after=after, limit=limit)
 
 
 def get_operation(plane: ControlPlane, caller: Caller, operation: str) -> Operation:

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from cairn.service.access.callers import Caller
 from cairn.service.actions.job_start import JobStart
+from cairn.service.actions.operations import UNFINISHED
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.runs import get_run
 from cairn.service.errors import (
@@ -13,9 +14,10 @@ from cairn.service.errors import (
     PreconditionRequiredError,
     RunExistsError,
 )
+from cairn.service.filters.search import EVERYTHING
 from cairn.service.http.preconditions import Seen
 from cairn.service.jobs.kinds import restore
-from cairn.service.schemas import Operation, OperationState, RestoreMode, RestoreRequest
+from cairn.service.schemas import Operation, RestoreMode, RestoreRequest
 from cairn.storage.errors import PreconditionFailedError
 from cairn.storage.runs.damage import refuse_damaged
 from cairn.storage.runs.fork import refuse_taken
@@ -109,9 +111,7 @@ def _is_repeated(start: JobStart, request: Mapping[str, Any]) -> bool:
     """Return whether an operation for this request exists already."""
     if start.idempotency_key is not None:
         return start.is_key_used()
-    return any(
-        operation.kind == restore.KIND and operation.request == request
-        # Pending first: an operation that starts meanwhile is seen in the second list.
-        for state in (OperationState.PENDING, OperationState.RUNNING)
-        for operation in start.plane.jobs.list(limit=_UNDER_WAY, state=state)
-    )
+    place = {"root": request["root"], "run": request["run"]}
+    search = EVERYTHING.among(UNFINISHED).equal(kind=restore.KIND, **place)
+    operations, _ = start.plane.jobs.list(search, limit=_UNDER_WAY)
+    return any(operation.request == request for operation in operations)

@@ -4,16 +4,18 @@ Callers that are limited to some roots may not add or remove any, since roots co
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from cairn.service.access.callers import Caller
 from cairn.service.actions.audit import audited
+from cairn.service.actions.operations import UNFINISHED
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog import roots
 from cairn.service.errors import FixedRootError, RootInUseError, RootRefusedError
-from cairn.service.schemas import Operation, OperationState, Root
+from cairn.service.filters.search import EVERYTHING
+from cairn.service.schemas import Root
 from cairn.storage.errors import NotFoundError
 from cairn.storage.runs.records.layout import RUN_FILE
 from cairn.storage.store.disk.confinement import is_within
@@ -159,13 +161,12 @@ def _check_usable(place: StoreURI) -> None:
 
 
 def _refuse_root_in_use(plane: ControlPlane, name: str) -> None:
-    operations = [
-        operation.id
-        # Pending first: an operation that starts meanwhile is seen in the second list.
-        for state in (OperationState.PENDING, OperationState.RUNNING)
-        for operation in _operations(plane, state)
-        if operation.request.get("root") == name
-    ]
+    search = EVERYTHING.among(UNFINISHED).equal(root=name)
+    page, after = plane.jobs.list(search, limit=_AT_A_TIME)
+    operations = [operation.id for operation in page]
+    while after:
+        page, after = plane.jobs.list(search, after=after, limit=_AT_A_TIME)
+        operations += [operation.id for operation in page]
     if operations:
         more = f", and {len(operations) - _SHOWN} more" * (len(operations) > _SHOWN)
         raise RootInUseError(
@@ -173,13 +174,3 @@ def _refuse_root_in_use(plane: ControlPlane, name: str) -> None:
             f"{', '.join(operations[:_SHOWN])}{more}. Cancel them, or wait for their end.",
             extra={"operations": operations},
         )
-
-
-def _operations(plane: ControlPlane, state: OperationState) -> Iterator[Operation]:
-    after: tuple[datetime, str] | None = None
-    while True:
-        page = plane.jobs.list(limit=_AT_A_TIME, after=after, state=state)
-        yield from page
-        if len(page) < _AT_A_TIME:
-            return
-        after = page[-1].created, page[-1].id

@@ -21,7 +21,7 @@ from cairn.service.errors import (
 from cairn.service.filters.completion import Completion, PartialPath
 from cairn.service.filters.expressions import Path
 from cairn.service.filters.fields import METRIC_FIELDS, RUN_FIELDS
-from cairn.service.filters.search import Search
+from cairn.service.filters.search import EVERYTHING, Search
 from cairn.service.http.preconditions import Seen
 from cairn.service.schemas import Run, RunColumn
 from cairn.storage.errors import (
@@ -36,8 +36,6 @@ from cairn.storage.store.uri import StoreURI
 
 Key = tuple[Any, ...]
 """Sort key of the last entry before a page; (): the page is the first."""
-
-EVERYTHING: Final = Search()
 
 MAX_COMPLETIONS: Final = 12
 """Largest number of completions of a field."""

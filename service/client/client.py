@@ -530,10 +530,29 @@ class Client(StepFilesConnection, EventsConnection):
         return self._send(RepairReport, "POST", f"{run_path(root, run)}:repair", body)
 
     def operations(
-        self, *, state: OperationState | None = None, page_size: int = 100
+        self,
+        *,
+        state: OperationState | None = None,
+        filter: str = "",
+        order_by: str = "",
+        page_size: int = 100,
     ) -> Iterator[Operation]:
-        """Yield operations, newest first; pages are fetched as needed."""
-        for page in self._pages(OperationList, "/v1/operations", page_size=page_size, state=state):
+        """Yield operations, newest first; pages are fetched as needed.
+
+        Args:
+            state: Only operations in this state; None: in any.
+            filter: Only operations for which this holds, such as `run = "llama" AND step >= 100`.
+            order_by: Order of the list, such as `step desc`.
+            page_size: Number of operations per request.
+        """
+        for page in self._pages(
+            OperationList,
+            "/v1/operations",
+            page_size=page_size,
+            state=state,
+            filter=filter or None,
+            order_by=order_by or None,
+        ):
             yield from page.operations
 
     def operation(self, operation: str) -> Operation:

@@ -1,7 +1,6 @@
 """`cairn audit`: shows the audit trail."""
 
 import json as json_text
-from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Annotated, Final
 
@@ -9,11 +8,10 @@ import typer
 
 from cairn.service.client.client import Client
 from cairn.service.command import completion
-from cairn.service.command.options import TIME, FilterOption, UrlOption, console
+from cairn.service.command.options import TIME, FilterOption, UrlOption, console, joined_filter
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
-from cairn.service.filters.expressions import quote
-from cairn.service.schemas import MAX_GRACE_SECONDS, AuditEventList
+from cairn.service.schemas import AuditEventList
 
 app: Final = typer.Typer()
 
@@ -46,15 +44,10 @@ def audit(
     outcome = refused AND NOT caller = "ci". Fields: at, caller, action, root, run, outcome.
     """
     named = {"run": run, "root": root, "action": action, "caller": caller}
-    parts = [f"{name} = {quote(value)}" for name, value in named.items() if value is not None]
-    if since is not None:
-        first = datetime.now(UTC) - timedelta(seconds=min(since, MAX_GRACE_SECONDS))
-        parts.append(f"at >= {first.isoformat()}")
-    if filter.strip():
-        parts.insert(0, f"({filter})" if parts else filter)
+    whole = joined_filter(filter, named, moment="at", since=since)
     with Client(url) as client:
         size = min(limit or 1000, 1000)
-        every = client.audit_events(filter=" AND ".join(parts), page_size=size)
+        every = client.audit_events(filter=whole, page_size=size)
         entries = islice(every, limit or None)
         if json:
             print_document(AuditEventList(audit_events=list(entries)))

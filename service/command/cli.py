@@ -63,6 +63,7 @@ from cairn.service.command.keys import keys_app
 from cairn.service.command.maintenance import maintenance_app
 from cairn.service.command.options import (
     SIZE,
+    TIME,
     AdoptFromOption,
     AllowNonfiniteOption,
     CheckLogitsOption,
@@ -84,6 +85,7 @@ from cairn.service.command.options import (
     WatchOption,
     console,
     errors,
+    joined_filter,
     place_of_databases,
 )
 from cairn.service.command.options import report as _report
@@ -107,6 +109,7 @@ from cairn.service.schemas import (
     Checkpoint,
     CheckpointList,
     CheckpointState,
+    OperationKind,
     OperationList,
     OperationState,
     RunList,
@@ -738,12 +741,36 @@ def path(
 @app.command()
 def operations(
     state: Annotated[OperationState | None, typer.Option(help="Only these.")] = None,
+    kind: Annotated[OperationKind | None, typer.Option(help="Only these.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Of this run.", autocompletion=completion.runs),
+    ] = None,
+    root: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of this root.", autocompletion=completion.roots),
+    ] = None,
+    caller: Annotated[str | None, typer.Option(metavar="NAME", help="Started by this one.")] = None,
+    since: Annotated[
+        float | None, typer.Option(help="Within this time before now, such as 7d.", **TIME)
+    ] = None,
+    filter: FilterOption = "",
+    order_by: OrderOption = "",
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="At most so many; 0: all.")] = 0,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first.
+
+    A FILTER joins conditions with AND, OR, NOT: state = failed AND NOT kind = verify. Fields: kind,
+    state, root, run, step, caller, format, dtype, created, updated.
+    """
+    values = {"kind": kind and kind.value, "root": root, "run": run, "caller": caller}
+    whole = joined_filter(filter, values, moment="created", since=since)
     with Client(url) as client:
-        listed = client.operations(state=state)
+        size = min(limit, 100) or 100
+        every = client.operations(state=state, filter=whole, order_by=order_by, page_size=size)
+        listed = islice(every, limit or None)
         if json:
             print_document(OperationList(operations=list(listed)))
             return

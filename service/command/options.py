@@ -1,6 +1,8 @@
 """Shared parts of the commands: parameters, consoles, the report of an operation."""
 
 import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -17,7 +19,8 @@ from cairn.service.command.watch import (
     result_of,
     watch_operation,
 )
-from cairn.service.schemas import Operation
+from cairn.service.filters.expressions import quote
+from cairn.service.schemas import MAX_GRACE_SECONDS, Operation
 from cairn.storage.errors import UnsupportedFormatError
 from cairn.storage.safetensors.sizes import parse_size
 
@@ -159,6 +162,30 @@ def parse_duration(text: str) -> float:
             f"such as 12h or 7d, found {text!r}"
         )
     return float(match[1]) * _UNITS[match[2]]
+
+
+def joined_filter(
+    filter: str, values: Mapping[str, str | int | None], *, moment: str, since: float | None
+) -> str:
+    """Return a filter that joins what a command's options ask for.
+
+    Args:
+        filter: Filter that the user has typed; may be empty.
+        values: Values of fields; None: any.
+        moment: Field of an entry's time.
+        since: Only entries within so many seconds before now; None: at any time.
+    """
+    parts = [
+        f"{field} = {quote(value) if isinstance(value, str) else value}"
+        for field, value in values.items()
+        if value is not None
+    ]
+    if since is not None:
+        first = datetime.now(UTC) - timedelta(seconds=min(since, MAX_GRACE_SECONDS))
+        parts.append(f"{moment} >= {first.isoformat()}")
+    if filter.strip():
+        parts.insert(0, f"({filter})" if parts else filter)
+    return " AND ".join(parts)
 
 
 SIZE: Final[dict[str, Any]] = {"metavar": "SIZE", "parser": _as_size}

@@ -6,7 +6,13 @@ from datetime import datetime
 from enum import Enum
 from typing import Final, get_args
 
-from cairn.service.schemas import AuditOutcome, Better, CheckpointState
+from cairn.service.schemas import (
+    AuditOutcome,
+    Better,
+    CheckpointState,
+    OperationKind,
+    OperationState,
+)
 
 
 class Kind(Enum):
@@ -100,4 +106,16 @@ AUDIT_FIELDS: Final[Mapping[str, Field]] = {
     "root": Field(Kind.TEXT),
     "run": Field(Kind.TEXT),
     "outcome": Field(Kind.CHOICE, choices=get_args(AuditOutcome)),
+}
+OPERATION_FIELDS: Final[Mapping[str, Field]] = {
+    "kind": Field(Kind.CHOICE, choices=tuple(kind.value for kind in OperationKind)),
+    "state": Field(Kind.CHOICE, choices=tuple(state.value for state in OperationState)),
+    "root": Field(Kind.TEXT),
+    "run": Field(Kind.TEXT),
+    "step": Field(Kind.INTEGER),
+    "caller": Field(Kind.TEXT),
+    "format": Field(Kind.TEXT),
+    "dtype": Field(Kind.TEXT),
+    "created": Field(Kind.MOMENT),
+    "updated": Field(Kind.MOMENT),
 }

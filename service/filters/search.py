@@ -2,10 +2,19 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
-from cairn.service.filters.expressions import All, AnyOf, Comparison, Expression, Has, Not
+from cairn.service.filters.expressions import (
+    All,
+    AnyOf,
+    Comparison,
+    Expression,
+    Has,
+    Not,
+    Path,
+    Value,
+)
 from cairn.service.filters.fields import Field
 from cairn.service.filters.order import Term, parse_order
 from cairn.service.filters.parser import parse_filter
@@ -38,6 +47,16 @@ class Search:
         """
         return cls(parse_filter(filter, fields), parse_order(order_by, fields))
 
+    def among(self, expression: Expression) -> Self:
+        """Return this search with one more condition on entries."""
+        both = expression if self.filter is None else All((self.filter, expression))
+        return replace(self, filter=both)
+
+    def equal(self, **values: Value) -> Self:
+        """Return this search among the entries whose fields have these values."""
+        parts = tuple(Comparison(Path(field), "=", value) for field, value in values.items())
+        return self.among(All(parts))
+
     def __bool__(self) -> bool:
         """Return whether there is a filter or an order."""
         return self.filter is not None or bool(self.order)
@@ -63,6 +82,10 @@ class Search:
         named = {term.path.field for term in self.order}
         kinds = [(python, type(None)) for term in self.order for python in term.field.sorted_as]
         return [*kinds, *(kind for name, kind in last.items() if name not in named)]
+
+
+EVERYTHING: Final = Search()
+"""Search without a filter, in the list's own order."""
 
 
 def _names(expression: Expression, field: str) -> bool:

@@ -11,13 +11,13 @@ from typing import Any, Final
 from cairn.service.http.problems import problem_from
 from cairn.service.schemas import OperationState, Problem
 
-_WORKFLOW_PREFIX: Final = "cairn."
+WORKFLOW_PREFIX: Final = "cairn."
 _PART_MARK: Final = "."  # a character that operation ids do not have
 PART: Final = "part"
 """Kind of a workflow that does a part of a job. It is no operation."""
 
 # DBOS's statuses; its "PENDING" means that a worker has the job.
-_STATES: Final[Mapping[str, OperationState]] = {
+STATES: Final[Mapping[str, OperationState]] = {
     "DELAYED": OperationState.PENDING,
     "ENQUEUED": OperationState.PENDING,
     "PENDING": OperationState.RUNNING,
@@ -32,17 +32,17 @@ _GIVEN_UP: Final = "MAX_RECOVERY_ATTEMPTS_EXCEEDED"
 
 def workflow_name(kind: str) -> str:
     """Return the workflow name of a kind of jobs."""
-    return f"{_WORKFLOW_PREFIX}{kind}"
+    return f"{WORKFLOW_PREFIX}{kind}"
 
 
 def kind_of(name: str) -> str:
     """Return the kind of the jobs whose workflows have a name."""
-    return name.removeprefix(_WORKFLOW_PREFIX)
+    return name.removeprefix(WORKFLOW_PREFIX)
 
 
 def is_operation(name: str) -> bool:
     """Return whether workflows of this name are operations, of any kind."""
-    return name.startswith(_WORKFLOW_PREFIX) and name != workflow_name(PART)
+    return name.startswith(WORKFLOW_PREFIX) and name != workflow_name(PART)
 
 
 def part_id(operation: str, token: str, number: int) -> str:
@@ -62,12 +62,12 @@ def parts_of(operation: str) -> str:
 
 def state_of(status: str) -> OperationState:
     """Return the state of an operation that a DBOS status stands for."""
-    return _STATES[status]
+    return STATES[status]
 
 
 def statuses_of(state: OperationState | None) -> list[str]:
     """Return all DBOS statuses that stand for `state`; an empty list for None."""
-    return [status for status, meant in _STATES.items() if meant is state]
+    return [status for status, meant in STATES.items() if meant is state]
 
 
 def operation_key(caller: str, root: str, idempotency_key: str) -> str:

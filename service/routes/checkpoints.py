@@ -6,7 +6,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, BackgroundTasks, Query, Response
 
 from cairn.service.access.permission import Operator, Reader
-from cairn.service.actions import aliases, runs
+from cairn.service.actions import aliases
 from cairn.service.actions import checkpoints as checkpoints_actions
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.dependencies import (
@@ -23,7 +23,7 @@ from cairn.service.dependencies import (
     StepNumber,
 )
 from cairn.service.filters.fields import CHECKPOINT_FIELDS
-from cairn.service.filters.search import Search
+from cairn.service.filters.search import EVERYTHING, Search
 from cairn.service.http.answers import NOT_CHANGED, json_answer, tagged_answer
 from cairn.service.http.entity_tags import etag
 from cairn.service.http.limited_routes import StoreRoute
@@ -108,7 +108,7 @@ def page_of_checkpoints(
     page_size: int,
     page_token: str | None,
     *,
-    search: Search = runs.EVERYTHING,
+    search: Search = EVERYTHING,
     refresh: bool = False,
 ) -> CheckpointList:
     """Return a page of a run's checkpoints, highest step first unless `search` has an order.

@@ -1,18 +1,22 @@
 """Operations (the HTTP resource of jobs): list, get, watch, cancel, resume."""
 
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Header, Path, Query, Response
 from fastapi.sse import EventSourceResponse, format_sse_event
 
+from cairn.service.access.callers import Caller
 from cairn.service.access.permission import Operator, Reader
 from cairn.service.actions import operations
-from cairn.service.dependencies import PageSize, PageToken, PlaneDependency
-from cairn.service.errors import InvalidRequestError
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.dependencies import Filter, OrderBy, PageSize, PageToken, PlaneDependency
+from cairn.service.filters.fields import OPERATION_FIELDS
+from cairn.service.filters.search import Search
+from cairn.service.http.limited_routes import StoreRoute
 from cairn.service.http.paging import decode_token, encode_token
 from cairn.service.http.path_names import named
 from cairn.service.http.permitted_routes import PermittedRoute
@@ -22,6 +26,9 @@ from cairn.service.schemas import OPERATION_PATTERN, Operation, OperationList, O
 router: Final = APIRouter(prefix="/operations", tags=["operations"], route_class=PermittedRoute)
 
 RETRY_MILLISECONDS: Final = 1000
+
+_LAST: Final[Mapping[str, type]] = {"created": datetime, "id": str}
+"""Keys that break ties of every order, with their types."""
 
 _EVENT: Final = {
     "type": "object",
@@ -47,24 +54,46 @@ LastEventId = Annotated[
 ]
 
 
-@router.get("")
 def list_operations(
     caller: Reader,
     plane: PlaneDependency,
     state: StateFilter = None,
+    filter: Filter = "",
+    order_by: OrderBy = "",
     page_size: PageSize = 50,
     page_token: PageToken = None,
 ) -> OperationList:
-    """List operations, newest first."""
-    listing = f"operations, {state}"
-    token = decode_token(listing, page_token, kinds=(str, str))
-    after = (_moment(str(token[0])), str(token[1])) if token else None
-    page, more = operations.list_operations(
-        plane, caller, after=after, limit=page_size, state=state
-    )
-    last = (page[-1].created.isoformat(), page[-1].id) if more else ()
+    """List operations, newest first unless `order_by` says otherwise.
+
+    Fields: `kind`, `state`, `root`, `run`, `step`, `caller`, `format` and `dtype` of an export,
+    `created`, `updated`.
+    """
+    search = Search.parse(filter, order_by, OPERATION_FIELDS)
+    if state is not None:
+        search = search.equal(state=state.value)
+    return page_of_operations(plane, caller, search, page_size, page_token)
+
+
+router.add_api_route("", list_operations, route_class_override=StoreRoute)
+
+
+def page_of_operations(
+    plane: ControlPlane, caller: Caller, search: Search, page_size: int, page_token: str | None
+) -> OperationList:
+    """Return a page of operations.
+
+    Args:
+        plane: Control plane that has the operations.
+        caller: Caller of the request; operations of other roots are left out.
+        search: Filter and order; newest first if it has no order.
+        page_size: Largest number of operations on the page.
+        page_token: `next_page_token` of the page before; None for the first page.
+    """
+    listing = f"operations{search.mark}"
+    after = decode_token(listing, page_token, kinds=search.key_kinds(_LAST))
+    page, last = operations.list_operations(plane, caller, search, after=after, limit=page_size)
     return OperationList(
-        operations=page, next_page_token=encode_token(listing, last) if more else None
+        operations=page, next_page_token=encode_token(listing, last) if last else None
     )
 
 
@@ -140,14 +169,3 @@ async def _events(
 def _event_id(operation: Operation) -> str:
     """Derive an event id from a state: equal states get equal ids in every process."""
     return hashlib.sha256(operation.model_dump_json().encode()).hexdigest()[:16]
-
-
-def _moment(text: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-        moment + timedelta(days=1)  # refuse the last day, where the database overflows
-        if moment.tzinfo is None:
-            raise ValueError("a moment without its zone")
-        return moment
-    except (ValueError, OverflowError) as exc:
-        raise InvalidRequestError("query.page_token: expected one of this list") from exc

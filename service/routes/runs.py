@@ -23,7 +23,7 @@ from cairn.service.dependencies import (
 from cairn.service.filters.columns import parse_columns
 from cairn.service.filters.expressions import Path
 from cairn.service.filters.fields import RUN_FIELDS
-from cairn.service.filters.search import Search
+from cairn.service.filters.search import EVERYTHING, Search
 from cairn.service.http.answers import NOT_CHANGED, created_answer, json_answer, tagged_answer
 from cairn.service.http.limited_routes import StoreReadRoute, StoreRoute
 from cairn.service.http.paging import decode_token, encode_token
@@ -174,7 +174,7 @@ def page_of_runs(
     page_token: str | None,
     *,
     of: str | None = None,
-    search: Search = runs_actions.EVERYTHING,
+    search: Search = EVERYTHING,
     refresh: bool = False,
     columns: Sequence[Path] = (),
 ) -> RunList:

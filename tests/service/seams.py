@@ -23,6 +23,7 @@ from cairn.service.http import limiters
 from cairn.service.jobs import context, progress, worker_names
 from cairn.service.jobs.dbos_engine import counts, database, waker, worker
 from cairn.service.jobs.dbos_engine import errors as engine_errors
+from cairn.service.jobs.dbos_engine import search as job_search
 from cairn.service.jobs.kinds import export_job, logits_check
 from cairn.service.observability import logs
 from cairn.storage.reading import checked_reads, local_shards
@@ -59,6 +60,7 @@ __all__ = [
     "failures",
     "fork",
     "http_post",
+    "job_search",
     "job_start",
     "lease",
     "limiters",

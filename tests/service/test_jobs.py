@@ -7,14 +7,14 @@ from dbos import DBOS
 
 from cairn import StoreUnavailableError, parse_uri
 from cairn.service.errors import InvalidRequestError, ProblemError
+from cairn.service.filters.search import EVERYTHING
 from cairn.service.jobs.dbos_engine.jobs import Jobs
 from cairn.service.jobs.errors import (
     IdempotencyKeyReusedError,
     JobsBusyError,
     OperationNotFoundError,
 )
-from cairn.service.schemas import OperationState
-from tests.service.seams import context, database, progress, worker, worker_names
+from tests.service.seams import context, database, job_search, progress, worker, worker_names
 
 PATIENCE = 20.0
 
@@ -69,7 +69,7 @@ def launch(tmp_path, counting):
     def start(kind=counting.kind):
         url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
         what = {"roots": {"default": parse_uri(tmp_path / "store")}, "kinds": {"gather": kind}}
-        engine = Jobs(database.open_database(url), **what)
+        engine = Jobs(database.open_database(url), **what, search=job_search.JobSearch(url))
         name = worker_names.FileName(tmp_path, "test")
         working = worker.Worker(database_url=url, name=name, **what)
         live.append(engine)
@@ -308,16 +308,16 @@ def test_pages_hold_every_operation_of_one_moment_once(launch, counting, tmp_pat
     with sqlite3.connect(tmp_path / "jobs.sqlite") as connection:
         connection.execute("UPDATE workflow_status SET created_at = 1700000000000")
     connection.close()
-    seen = engine.list(limit=3, state=OperationState.SUCCEEDED)
+    succeeded = EVERYTHING.equal(state="succeeded")
+    seen, last = engine.list(succeeded, limit=3)
     told = [one.id for one in seen]
     with sqlite3.connect(tmp_path / "jobs.sqlite") as connection:
         connection.execute(
             "UPDATE workflow_status SET status = 'ERROR' WHERE workflow_uuid = ?", (told[-1],)
         )
     connection.close()
-    while seen:
-        after = (seen[-1].created, seen[-1].id)
-        seen = engine.list(limit=3, after=after, state=OperationState.SUCCEEDED)
+    while last:
+        seen, last = engine.list(succeeded, limit=3, after=last)
         told += [one.id for one in seen]
     assert len(told) == 7
     assert {*told} == ids

@@ -540,11 +540,28 @@ class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
         return await self._send(RepairReport, "POST", f"{run_path(root, run)}:repair", body)
 
     async def operations(
-        self, *, state: OperationState | None = None, page_size: int = 100
+        self,
+        *,
+        state: OperationState | None = None,
+        filter: str = "",
+        order_by: str = "",
+        page_size: int = 100,
     ) -> AsyncGenerator[Operation, None]:
-        """Yield operations, newest first; pages are fetched as needed."""
+        """Yield operations, newest first; pages are fetched as needed.
+
+        Args:
+            state: Only operations in this state; None: in any.
+            filter: Only operations for which this holds, such as `run = "llama" AND step >= 100`.
+            order_by: Order of the list, such as `step desc`.
+            page_size: Number of operations per request.
+        """
         async for page in self._pages(
-            OperationList, "/v1/operations", page_size=page_size, state=state
+            OperationList,
+            "/v1/operations",
+            page_size=page_size,
+            state=state,
+            filter=filter or None,
+            order_by=order_by or None,
         ):
             for operation in page.operations:
                 yield operation

@@ -68,7 +68,10 @@ def name_limits(errors: Console, runs: Sequence[Run]) -> None:
 
 def list_operations(console: Console, operations: Iterable[Operation]) -> None:
     """Print a table of operations."""
-    titles = ("operation", "kind", "state", "done", "total", "created (UTC)", "of")
+    titles = (
+        *("operation", "kind", "root", "run", "step", "format", "dtype", "caller"),
+        *("created (UTC)", "seconds", "state"),
+    )
     print_table(console, titles, map(_operation, operations))
 
 
@@ -120,15 +123,19 @@ def _checkpoint(checkpoint: Checkpoint) -> tuple[Cell, ...]:
 
 
 def _operation(operation: Operation) -> tuple[Cell, ...]:
-    progress = operation.progress
+    request, options = operation.request, operation.export_options
     return (
         operation.id,
         kind_name(operation),
-        operation.state.value,
-        Size(progress.done_bytes),
-        None if progress.total_bytes is None else Size(progress.total_bytes),
+        request.get("root"),
+        request.get("run"),
+        request.get("step"),
+        options.get("format"),
+        options.get("dtype"),
+        operation.caller,
         operation.created,
-        subject(operation),
+        None if operation.seconds is None else round(operation.seconds),
+        operation.state.value,
     )
 
 

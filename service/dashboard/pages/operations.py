@@ -14,6 +14,7 @@ from cairn.service.dashboard.page_routes import page_router
 from cairn.service.dashboard.rendering import page
 from cairn.service.dashboard.requests import OperationRequestDependency
 from cairn.service.dependencies import PageToken, PlaneDependency
+from cairn.service.filters.search import EVERYTHING
 from cairn.service.http.permitted_routes import PermittedRoute
 from cairn.service.routes import operations
 from cairn.service.schemas import ARTIFACT_PATTERN, OPERATION_PATTERN, OperationState
@@ -37,7 +38,10 @@ def operations_page(
 ) -> HTMLResponse:
     """Show all jobs, newest first, and the workers that execute them."""
     operation_state = OperationState(state) if state in list(OperationState) else None
-    listed = operations.list_operations(caller, plane, operation_state, ROWS, page_token)
+    search = EVERYTHING
+    if operation_state is not None:
+        search = search.equal(state=operation_state.value)
+    listed = operations.page_of_operations(plane, caller, search, ROWS, page_token)
     return page(
         request,
         "operations/operations.html",

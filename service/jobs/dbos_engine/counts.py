@@ -64,11 +64,6 @@ class JobCounts:
                 counts[kind_of(of), state_of(was)] += count
         return dict(counts)
 
-    def names(self) -> list[str]:
-        """Return the names of all stored workflows, including those of other releases of Cairn."""
-        with self._engine.connect() as connection:
-            return [*connection.execute(select(self._table.c.name).distinct()).scalars()]
-
     def any_waits(self, names: list[str]) -> bool:
         """Return whether a job waits for a worker.
 

@@ -3,14 +3,16 @@
 import builtins
 import hashlib
 import json
-import time
-from collections.abc import Mapping
-from datetime import datetime, timedelta
+from collections.abc import Collection, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 from dbos import DBOSClient, EnqueueOptions, WorkflowHandle, WorkflowStatus
 from dbos import error as dbos_errors
 
+from cairn.service.catalog.search_queries import Key
+from cairn.service.errors import NotReadyError
+from cairn.service.filters.search import EVERYTHING, Search
 from cairn.service.jobs.context import JobKind, Request
 from cairn.service.jobs.dbos_engine.counts import JobCounts
 from cairn.service.jobs.dbos_engine.database import (
@@ -20,6 +22,7 @@ from cairn.service.jobs.dbos_engine.database import (
     queue_of,
 )
 from cairn.service.jobs.dbos_engine.errors import translated
+from cairn.service.jobs.dbos_engine.search import JobSearch
 from cairn.service.jobs.dbos_engine.worker import Worker, abandon
 from cairn.service.jobs.errors import (
     IdempotencyKeyReusedError,
@@ -46,12 +49,6 @@ from cairn.service.schemas import Operation, OperationState, Progress
 from cairn.service.settings import Settings
 from cairn.storage.store.uri import StoreURI
 
-SMALLEST_CHUNK: Final = 50
-NAMES_SECONDS: Final = 30.0
-"""Interval between two searches for unknown kinds of jobs, in seconds.
-
-Each search reads the whole table.
-"""
 _NOT_STARTED: Final = frozenset({"DELAYED", "ENQUEUED"})
 
 
@@ -63,6 +60,7 @@ class Jobs:
         roots: Store roots by name.
         kinds: Kinds of jobs that can be started, by name.
         counts: Counter of the stored jobs; None: there are no metrics.
+        search: Searches of the stored jobs; None: they are not listed here.
 
     Attributes:
         worker: Worker of this process, if it has one.
@@ -76,6 +74,7 @@ class Jobs:
         roots: Mapping[str, StoreURI],
         kinds: Mapping[str, JobKind],
         counts: JobCounts | None = None,
+        search: JobSearch | None = None,
     ) -> None:
         self.roots = roots
         self.kinds = dict(kinds)
@@ -83,8 +82,7 @@ class Jobs:
         self.stopping = False
         self._client = client
         self._counts = counts
-        self._other_names: builtins.list[str] = []
-        self._look_for_names_at = 0.0
+        self._search = search
 
     def close(self) -> None:
         """Stop the worker, if there is one, and close every connection."""
@@ -92,12 +90,18 @@ class Jobs:
         if self.worker is not None:
             self.worker.close()
         self._client.destroy()
-        if self._counts is not None:
-            self._counts.close()
+        for reader in (self._counts, self._search):
+            if reader is not None:
+                reader.close()
 
     @translated
     def start(
-        self, kind: str, request: Request, *, idempotency_key: str | None = None
+        self,
+        kind: str,
+        request: Request,
+        *,
+        caller: str = "",
+        idempotency_key: str | None = None,
     ) -> Operation:
         """Start a job, or return the existing operation of an equal request.
 
@@ -106,6 +110,7 @@ class Jobs:
         Args:
             kind: Key of `kinds`.
             request: JSON object for the job.
+            caller: Name of the caller who starts it; empty: unknown.
             idempotency_key: A repeated key returns the same operation, for good. A new key starts a
                 new operation.
 
@@ -118,6 +123,7 @@ class Jobs:
             "workflow_id": operation_id(idempotency_key),
             "app_version": APPLICATION_VERSION,
             "attributes": origin(),
+            "authenticated_user": caller,
         }
         identity = json.dumps([kind, dict(request)], sort_keys=True)
         shared: EnqueueOptions = {
@@ -150,7 +156,7 @@ class Jobs:
         workflows = self._client.list_workflows(workflow_ids=[operation_id])
         if not workflows or not is_operation(workflows[0].name):
             raise OperationNotFoundError(operation_id)
-        return self._describe(workflows[0])
+        return self._describe(workflows[0], self._progress(workflows[0]))
 
     @translated
     def current(self, last_seen: Mapping[str, Operation]) -> dict[str, Operation]:
@@ -178,49 +184,43 @@ class Jobs:
         }
         if ended:
             whole = self._client.list_workflows(workflow_ids=ended)
-            operations.update((row.workflow_id, self._describe(row)) for row in whole)
+            operations.update(
+                (row.workflow_id, self._describe(row, self._progress(row))) for row in whole
+            )
         return operations
 
     @translated
     def list(
         self,
+        search: Search = EVERYTHING,
         *,
         limit: int,
-        after: tuple[datetime, str] | None = None,
-        state: OperationState | None = None,
-    ) -> builtins.list[Operation]:
-        """Return operations, newest first.
+        after: Key = (),
+        roots: Collection[str] | None = None,
+    ) -> tuple[builtins.list[Operation], Key]:
+        """Return the next operations of a search, and the sort key of the last one; (): no more.
+
+        It takes three queries, however many operations there are.
 
         Args:
+            search: Filter and order; newest first if it has no order.
             limit: Largest number of operations.
-            after: `created` and id of the last operation of the page before; None: start with the
-                newest.
-            state: Return only operations in this state; None: in any.
+            after: Sort key of the last operation that the caller has; (): start with the first.
+            roots: Only operations of these roots; None: all operations.
+
+        Raises:
+            NotReadyError: The jobs were opened without `search`.
         """
-        workflows: dict[tuple[datetime, str], WorkflowStatus] = {}
-        size, offset, names = max(limit, SMALLEST_CHUNK), 0, self._all_names()
-        while True:
-            chunk = self._client.list_workflows(
-                name=names,
-                limit=size,
-                offset=offset,
-                end_time=(after[0] + timedelta(milliseconds=1)).isoformat() if after else None,
-                status=statuses_of(state) or None,
-                sort_desc=True,
-            )
-            for status in chunk:
-                key = (moment(status.created_at), status.workflow_id)
-                if after is None or key < after:
-                    workflows[key] = status
-            # SQLite stores seconds only, so several operations may share a moment, in any order;
-            # sorting by id too makes the order total. A page is complete once all operations of its
-            # last moment are read.
-            newest = sorted(workflows, reverse=True)[:limit]
-            if len(chunk) < size or (
-                len(newest) == limit and moment(chunk[-1].created_at) < newest[-1][0]
-            ):
-                return [self._describe(workflows[key]) for key in newest]
-            offset += size
+        if self._search is None:
+            raise NotReadyError("These jobs were opened without their list.")
+        page, last = self._search.page(search, roots=roots, after=after, limit=limit)
+        if not page:  # for no ids, DBOS would list everything
+            return [], ()
+        progress = self._search.progress(page)
+        rows = {row.workflow_id: row for row in self._client.list_workflows(workflow_ids=page)}
+        return [
+            self._describe(rows[name], progress.get(name, {})) for name in page if name in rows
+        ], last
 
     @translated
     def cancel(self, operation_id: str) -> Operation:
@@ -359,18 +359,6 @@ class Jobs:
             )
         return operation
 
-    def _all_names(self) -> builtins.list[str]:
-        """Return the workflow names of all stored kinds of jobs, with those of newer servers."""
-        now = time.monotonic()
-        if self._counts is not None and now >= self._look_for_names_at:
-            self._other_names = [
-                name
-                for name in self._counts.names()
-                if is_operation(name) and kind_of(name) not in self.kinds
-            ]
-            self._look_for_names_at = now + NAMES_SECONDS
-        return [*self._names(), *self._other_names]
-
     def _names(self) -> builtins.list[str]:
         return [workflow_name(kind) for kind in self.kinds]
 
@@ -388,8 +376,9 @@ class Jobs:
         )
         self._client.cancel_workflows([status.workflow_id for status in workflows])
 
-    def _describe(self, row: WorkflowStatus) -> Operation:
+    def _describe(self, row: WorkflowStatus, progress: Mapping[str, Any]) -> Operation:
         """Return a job in the form of the API."""
+        request = dict(row.input["args"][0] if row.input else {})
         state, error = state_of(row.status), None
         if state is OperationState.FAILED:
             data = getattr(row.error, "data", None)
@@ -398,8 +387,9 @@ class Jobs:
             id=row.workflow_id,
             kind=kind_of(row.name),
             state=state,
-            progress=Progress.model_validate(dict(self._progress(row))),
-            request=dict(row.input["args"][0] if row.input else {}),
+            progress=Progress.model_validate({} if _is_waiting(row) else dict(progress)),
+            request=request,
+            caller=row.authenticated_user or request.get("by"),
             result=row.output if state is OperationState.SUCCEEDED else None,
             error=error,
             created=moment(row.created_at),
@@ -407,9 +397,14 @@ class Jobs:
         )
 
     def _progress(self, status: WorkflowStatus) -> Mapping[str, Any]:
-        if status.executor_id is None and status.status in _NOT_STARTED:
+        if _is_waiting(status):
             return {}
         return self._client.get_event(status.workflow_id, PROGRESS_EVENT, timeout_seconds=0) or {}
+
+
+def _is_waiting(row: WorkflowStatus) -> bool:
+    """Return whether no worker has had the job since it was started or resumed."""
+    return row.executor_id is None and row.status in _NOT_STARTED
 
 
 def open_jobs(settings: Settings, roots: Mapping[str, StoreURI] | None = None) -> Jobs:
@@ -425,4 +420,5 @@ def open_jobs(settings: Settings, roots: Mapping[str, StoreURI] | None = None) -
     client = open_database(settings.jobs_database_url)
     counts = JobCounts(settings.jobs_database_url)
     uris = settings.root_uris if roots is None else roots
-    return Jobs(client, roots=uris, kinds=KINDS, counts=counts)
+    search = JobSearch(settings.jobs_database_url)
+    return Jobs(client, roots=uris, kinds=KINDS, counts=counts, search=search)

@@ -246,7 +246,7 @@ class Server:
         """Whatever a request could change: rows, jobs, and the files of the stores."""
         with self.plane.catalog.read() as session:
             rows = [session.execute(columns).all() for columns in CHANGING]
-        jobs = self.plane.jobs.list(limit=100, after=None, state=None)
+        jobs, _ = self.plane.jobs.list(limit=100)
         files = [
             (entry.path, entry.stat().st_size, entry.stat().st_mtime_ns)
             for store in STORES

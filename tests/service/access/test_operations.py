@@ -1,72 +1,69 @@
-"""What a caller of some roots is shown of the operations of all, and what that costs."""
+"""Lists of operations: what a caller is shown of them, and idempotency keys of callers."""
 
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Any
-
-import pytest
 from fastapi.testclient import TestClient
 
 from cairn import create_app
-from cairn.service.access.callers import Caller, Scope
-from cairn.service.actions import operations
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.stores import make_run
 
-BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
+def test_list_is_filtered_sorted_and_paged_by_either_database(settings, database_url):
+    for place in settings.root_uris.values():
+        make_run(place / "run", [1, 20])
+        make_run(place / "runner", [1])
+    changes = {"jobs_database_url": database_url, "worker": False}
+    settings = settings.model_copy(update=changes)
+    settings.prepare()
+    keys = Keys(settings.database_url)
+    everywhere = bearer(keys.make("everywhere", "operate"))
+    local = bearer(keys.make("local", "operate", roots=["default"]))
+    with TestClient(create_app(settings), ADDRESS, client=ELSEWHERE) as http:
 
-@dataclass(frozen=True)
-class Started:
-    created: datetime
-    id: str
-    request: dict[str, Any]
+        def start(caller, path, **body):
+            answer = http.post(f"/v1/roots/{path}", json=body, headers=caller)
+            assert answer.status_code == 202, answer.text
+            return answer.json()["id"]
 
+        def listed(caller=everywhere, **query):
+            """Ids, in pages of two operations."""
+            ids, token = [], {}
+            while token is not None:
+                parameters = {"page_size": 2, **query, **token}
+                page = http.get("/v1/operations", params=parameters, headers=caller).json()
+                ids += [one["id"] for one in page["operations"]]
+                token = page["next_page_token"] and {"page_token": page["next_page_token"]}
+            return ids
 
-@dataclass
-class Engine:
-    """Many operations, every hundredth of which is of the root `ours`."""
-
-    asked: int = 0
-    all: list[Started] = field(
-        default_factory=lambda: [
-            Started(
-                BEGAN - timedelta(seconds=number),
-                f"op-{number}",
-                {"root": "theirs" if number % 100 else "ours"},
-            )
-            for number in range(3000)
-        ]
-    )
-
-    @property
-    def jobs(self):
-        return self
-
-    def list(self, *, limit, after, state):
-        self.asked += 1
-        found = [one for one in self.all if after is None or one.created < after[0]]
-        return found[:limit]
-
-
-@pytest.mark.parametrize("limit", [1, 7, 29, 30, 31, 1000])
-def test_caller_of_one_root_is_shown_all_of_it_and_asks_the_database_seldom(limit):
-    """Whoever may see little cannot have the server look, two by two, through all that there is."""
-    ours = Caller("ci", Scope.READ, frozenset({"ours"}))
-    nothing = Caller("ci", Scope.READ, frozenset({"nowhere"}))
-    engine, found, after, more = Engine(), [], None, True
-    while more:
-        page, more = operations.list_operations(engine, ours, after=after, limit=limit, state=None)
-        assert 0 < len(page) <= limit
-        found += page
-        after = page[-1].created, page[-1].id
-    assert [one.id for one in found] == [f"op-{number}" for number in range(0, 3000, 100)]
-    engine = Engine()
-    assert operations.list_operations(engine, nothing, after=None, limit=limit, state=None) == (
-        [],
-        False,
-    )
-    assert engine.asked <= 7
+        run = "default/runs/run"
+        first = start(everywhere, f"{run}/checkpoints/1:verify")
+        second = start(local, f"{run}/checkpoints/20:verify")
+        merged = start(local, f"{run}/checkpoints/20:gather", dtype="float16", items=["model"])
+        elsewhere = start(everywhere, "other/runs/runner/checkpoints/1:verify")
+        every = {first, second, merged, elsewhere}
+        http.post(f"/v1/operations/{second}:cancel", headers=local)
+        shown = http.get(f"/v1/operations/{merged}", headers=local).json()
+        assert shown["caller"] == "local"
+        in_page = http.get("/v1/operations", headers=everywhere).json()["operations"]
+        assert shown in in_page
+        assert listed() == [one["id"] for one in in_page]
+        assert len(listed()) == len(every)
+        assert set(listed(local)) == every - {elsewhere}
+        for filter, found in {
+            'kind = "gather" OR state = "cancelled"': {merged, second},
+            'run = "run" AND step > 3': {second, merged},
+            'run:"UNN"': {elsewhere},
+            'caller = "local" AND NOT dtype:*': {second},
+            'dtype = "float16"': {merged},
+            f'created = "{shown["created"]}" AND kind = "gather"': {merged},
+            'created < "2026-01-01T00:00:00Z"': set(),
+        }.items():
+            assert set(listed(filter=filter)) == found, filter
+        assert set(listed(state="cancelled", filter="step = 20")) == {second}
+        by_step = listed(order_by="step desc, dtype")
+        assert by_step[:2] == [merged, second]  # those without a dtype come last
+        assert set(by_step[2:]) == {first, elsewhere}
+        refused = http.get("/v1/operations?filter=kind=exprot", headers=local)
+        assert (refused.status_code, "expected one of adopt" in refused.text) == (422, True)
 
 
 def test_idempotency_keys_are_apart_by_caller_and_by_root(settings):

@@ -243,9 +243,12 @@ def test_job_that_fails_says_why_and_exits_with_8(url):
     operation = last.split()[2]
     again = cairn_here("watch", operation, url=url)
     assert (again.returncode, again.stderr.splitlines()[-1]) == (8, last)
-    listed = {row["operation"]: row for row in rows(cairn_here("operations", url=url))}
-    assert listed[operation]["state"] == "failed"
-    assert listed[operation]["of"] == "damaged/steps/2"
+    asked = ("--run", "damaged", "--kind", "convert", "--since", "1h", "--filter", "NOT step = 3")
+    (listed,) = rows(cairn_here("operations", *asked, "--caller", "loopback", url=url))
+    assert listed["operation"] == operation
+    told = ("state", "root", "run", "step", "format", "dtype", "caller")
+    expected = ["failed", "default", "damaged", "2", "huggingface", "", "loopback"]
+    assert [listed[name] for name in told] == expected
 
 
 @pytest.mark.parametrize("size", ["much", "5 parsecs", "0", "-1GB", "5ib"])

@@ -1,5 +1,6 @@
 """Overview of a step, with its actions: `/ui/{root}/{run}/steps/{step}`."""
 
+from datetime import timedelta
 from typing import Final
 
 from fastapi.responses import HTMLResponse
@@ -14,14 +15,16 @@ from cairn.service.dashboard.damage import damage_job, newest_sound
 from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.requests import StepRequestDependency
 from cairn.service.errors import NotReadyError
+from cairn.service.filters.expressions import Comparison, Path
+from cairn.service.filters.search import EVERYTHING
 from cairn.service.glossary import trainer_label
-from cairn.service.schemas import Operation
+from cairn.service.schemas import Checkpoint, Operation
 from cairn.storage.errors import SourceRefusedError
 from cairn.storage.store.disk.confinement import source_folder
 
-LOOKED_THROUGH: Final = 200
-"""Number of newest operations that are searched for those of the step."""
 SHOWN: Final = 8
+CLOCKS_APART: Final = timedelta(days=1)
+"""Largest difference between the clocks of a training job and of the server."""
 
 router: Final = page_router()
 store_router: Final = page_router(StorePage)
@@ -47,7 +50,7 @@ def step_page(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
         aliases=aliases,
         stranded=later,
         run=runs.get_run(request.plane, request.root, request.run, refresh=False),
-        operations=operations_of(request.plane, caller, *request.names),
+        operations=operations_of(request.plane, caller, checkpoint),
         refused=refused,
         snippets=snippets,
         is_gated=bool(gates.gates_of(request.plane, *request.names[:2], None, max_age=None)),
@@ -79,15 +82,15 @@ def export_part(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
     )
 
 
-def operations_of(
-    plane: ControlPlane, caller: Caller, root: str, run: str, step: int
-) -> list[Operation]:
+def operations_of(plane: ControlPlane, caller: Caller, checkpoint: Checkpoint) -> list[Operation]:
     """Return the newest operations of a step; none if the server runs without jobs."""
+    search = EVERYTHING
+    if checkpoint.created is not None:  # no request of an earlier operation need be read
+        search = search.among(Comparison(Path("created"), ">=", checkpoint.created - CLOCKS_APART))
+    place = {"root": checkpoint.root, "run": checkpoint.run}
+    search = search.equal(step=checkpoint.step, **place)
     try:
-        recent, _ = operations.list_operations(
-            plane, caller, after=None, limit=LOOKED_THROUGH, state=None
-        )
+        newest, _ = operations.list_operations(plane, caller, search, after=(), limit=SHOWN)
     except NotReadyError:
         return []
-    place = {"root": root, "run": run, "step": step}
-    return [operation for operation in recent if place.items() <= operation.request.items()][:SHOWN]
+    return newest
