@@ -1,6 +1,6 @@
 """Jobs, their workers and artifacts: `/operations`, `/artifacts`."""
 
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from fastapi import Path, Query, Request, Response
 from fastapi.responses import HTMLResponse
@@ -8,49 +8,109 @@ from fastapi.responses import HTMLResponse
 from cairn.service.access.permission import Operator, Reader, ServerAdministrator
 from cairn.service.actions import aliases, artifacts, workers
 from cairn.service.actions import operations as operations_actions
+from cairn.service.actions.operations import UNFINISHED
 from cairn.service.dashboard import snippets
 from cairn.service.dashboard.form_fields import redirect
-from cairn.service.dashboard.page_routes import page_router
+from cairn.service.dashboard.page_routes import CatalogPage, page_router
 from cairn.service.dashboard.rendering import page
 from cairn.service.dashboard.requests import OperationRequestDependency
 from cairn.service.dependencies import PageToken, PlaneDependency
-from cairn.service.filters.search import EVERYTHING
+from cairn.service.filters.expressions import quote
+from cairn.service.filters.fields import OPERATION_FIELDS
+from cairn.service.filters.search import EVERYTHING, Search
 from cairn.service.http.permitted_routes import PermittedRoute
 from cairn.service.routes import operations
-from cairn.service.schemas import ARTIFACT_PATTERN, OPERATION_PATTERN, OperationState
+from cairn.service.schemas import (
+    ARTIFACT_PATTERN,
+    OPERATION_PATTERN,
+    PLAIN_PATTERN,
+    Operation,
+    OperationKind,
+    OperationState,
+)
 
 ROWS: Final = 30
+CARDS: Final = 20
+"""Largest number of operations that are shown as cards."""
+
+ENDED: Final = frozenset(state.value for state in OperationState if state.final)
+KINDS: Final[tuple[tuple[str, str, tuple[OperationKind, ...]], ...]] = (
+    ("", "All", ()),
+    ("exports", "Exports", (OperationKind.CONVERT, OperationKind.GATHER)),
+    ("forks", "Forks and rollbacks", (OperationKind.RESTORE,)),
+    ("verifications", "Verifications", (OperationKind.VERIFY,)),
+    ("clean-up", "Clean-up", (OperationKind.RETENTION, OperationKind.GC)),
+    ("imports", "Imports", (OperationKind.ADOPT,)),
+)
+"""Kinds of operations that the page tells apart: in its address, on the page, and in the API."""
+
+
+class OperationsPage(CatalogPage):
+    """Route of the list of operations, whose filters are searches."""
+
+    searches: ClassVar[frozenset[str]] = frozenset({"kind", "state", "run", "caller", "since"})
+
 
 router: Final = page_router(PermittedRoute)
 
-State = Annotated[OperationState | None, Query()]
+Typed = Annotated[str, Query(max_length=128, pattern=PLAIN_PATTERN)]
+StartedBy = Annotated[str, Query(alias="caller", max_length=128, pattern=PLAIN_PATTERN)]
 OperationId = Annotated[str, Path(pattern=OPERATION_PATTERN)]
 ArtifactId = Annotated[str, Path(pattern=ARTIFACT_PATTERN)]
 
 
-@router.get("/operations")
 def operations_page(
     request: Request,
     caller: Reader,
     plane: PlaneDependency,
-    state: Annotated[str, Query(max_length=16)] = "",
+    kind: Typed = "",
+    state: Typed = "",
+    run: Typed = "",
+    started_by: StartedBy = "",
+    since: Typed = "",
     page_token: PageToken = None,
 ) -> HTMLResponse:
-    """Show all jobs, newest first, and the workers that execute them."""
-    operation_state = OperationState(state) if state in list(OperationState) else None
-    search = EVERYTHING
-    if operation_state is not None:
-        search = search.equal(state=operation_state.value)
+    """Show all jobs, newest first, those that run now as cards, and the workers."""
+    filter = operation_filter(kind, state, run, started_by, since)
+    search = Search.parse(filter, "", OPERATION_FIELDS)
     listed = operations.page_of_operations(plane, caller, search, ROWS, page_token)
+    current: list[Operation] = []
+    if page_token is None and state not in ENDED:
+        running = EVERYTHING.among(UNFINISHED)
+        if search.filter is not None:
+            running = running.among(search.filter)
+        current, _ = operations_actions.list_operations(
+            plane, caller, running, after=(), limit=CARDS
+        )
     return page(
         request,
         "operations/operations.html",
         operations=listed.operations,
+        current=current,
         next_page_token=listed.next_page_token,
-        state=operation_state,
-        states=list(OperationState),
+        several_roots=len(caller.visible(plane.roots)) > 1,
+        asked={"kind": kind, "state": state, "run": run, "caller": started_by, "since": since},
+        kinds=[(name, title) for name, title, _ in KINDS],
+        states=[state.value for state in OperationState],
+        is_searched=bool(filter) or page_token is not None,
         workers=workers.list_workers(plane, caller),
     )
+
+
+router.add_api_route("/operations", operations_page, route_class_override=OperationsPage)
+
+
+def operation_filter(kind: str, state: str, run: str, started_by: str, since: str) -> str:
+    """Translate the search form's fields into a filter of the API."""
+    kinds = next((kinds for name, _, kinds in KINDS if name == kind), ())
+    parts = [
+        f"({' OR '.join(f'kind = {one.value}' for one in kinds)})" if kinds else "",
+        f"state = {state}" if state in list(OperationState) else "",
+        f"run:{quote(run.strip())}" if run.strip() else "",
+        f"caller:{quote(started_by.strip())}" if started_by.strip() else "",
+        f"created >= {quote(f'{since}T00:00:00Z')}" if since else "",
+    ]
+    return " AND ".join(part for part in parts if part)
 
 
 @router.get("/operations/{operation}")

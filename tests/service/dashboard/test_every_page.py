@@ -3,6 +3,7 @@
 import pytest
 from playwright.sync_api import Page
 
+from cairn import Client
 from tests.service.dashboard.conftest import AXE, DESKTOP, PHONE, opened
 
 MOST_BYTES = 100_000
@@ -52,6 +53,7 @@ IN_THE_DARK = (
     STEP,
     f"{STEP}/plan?mesh=fsdp%3D5",
     "/ui/default/tiny/steps/1/compare?other=2",
+    "/operations",
     "/audit",
 )
 """Of each kind of part one: colors have names, which all pages share.
@@ -71,6 +73,8 @@ SERIOUS = """async (rules) => {
 
 @pytest.fixture(scope="module")
 def visitor(browser, plane):
+    with Client(plane) as client:  # so that the pages have an operation to show
+        client.wait(client.gather("tiny", 2, dtype="float16").id)
     with opened(browser, plane) as page:
         yield page
 

@@ -171,12 +171,44 @@ def test_page_of_a_job_tells_that_it_runs_and_what_came_of_it(page, monkeypatch,
 def test_job_that_was_started_elsewhere_appears_among_the_operations(page, url, name):
     page.clock.install()
     page.goto("/operations")
-    verification = page.locator(".operation[data-name=Verification]").filter(has_text=name)
+    rows = page.locator("#operations").get_by_role("row")
+    verification = rows.filter(has_text="Verification").filter(has_text=name)
     expect(verification).to_have_count(0)
     with Client(url) as client:
         client.wait(client.verify(name, 2).id)
     page.clock.fast_forward(EVERY)
     expect(verification).to_contain_text("succeeded")
+
+
+def test_operations_are_found_by_tabs_and_fields_whose_address_can_be_kept(browser, url, name):
+    with Client(url) as client:
+        verified = client.wait(client.verify(name, 1).id)
+        exported = client.wait(client.convert(name, 2, dtype="bfloat16").id)
+    with opened(browser, url) as page:
+        page.goto("/operations")
+        page.get_by_role("link", name="Exports", exact=True).click()
+        page.wait_for_load_state()  # scripts listen to the form from then on
+        page.get_by_role("searchbox", name="Run").fill(name.upper())
+        page.get_by_role("searchbox", name="Started by").fill("loop")
+        page.get_by_label("Since (UTC)").fill(f"{exported.created:%Y-%m-%d}")
+        row = page.locator("#operations tbody tr")
+        expect(row).to_have_count(1)
+        expect(row).to_have_text(
+            re.compile(rf"Export\s*{name}\s*2\s*loopback.*huggingface\s*bfloat16\s*succeeded")
+        )
+        expect(page).to_have_url(re.compile("kind=exports.*since=20"))
+        kept = page.url
+        page.get_by_role("link", name="Verifications").click()
+        page.wait_for_load_state()
+        expect(row.get_by_role("link", name="Verification")).to_have_attribute(
+            "href", f"/operations/{verified.id}"
+        )
+        page.get_by_label("State").select_option("failed")
+        expect(page.get_by_text("No matching operations")).to_be_visible()
+    answer = httpx.get(kept).text  # as a browser without JavaScript sees it
+    assert f"/operations/{exported.id}" in answer
+    assert f"/operations/{verified.id}" not in answer
+    assert f'value="{exported.created:%Y-%m-%d}"' in answer
 
 
 def test_open_page_goes_on_to_tell_how_long_ago_something_was(page, place):

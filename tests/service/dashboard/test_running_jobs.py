@@ -89,8 +89,9 @@ def test_what_a_dead_worker_had_is_given_to_another_that_ends_it(browser, store,
             page.reload()
             expect(row).to_contain_text("dead")
             row.get_by_role("button", name="Reassign jobs").click()
-            card = page.locator(".operation").first
-            expect(card).to_have_attribute("data-state", "succeeded", timeout=LONG)
+            export = page.locator("#operations").get_by_role("row").filter(has_text="Export")
+            expect(export).to_contain_text("succeeded", timeout=LONG)
+            expect(page.locator(".operation")).to_have_count(0)
             assert set(_workers(url)) == {"two"}
             page.goto("/audit")
             expect(page.locator("#audit")).to_contain_text("worker.takeOver")
