@@ -82,6 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--without-mlflow", action="store_true")
     parser.add_argument("--looks", action="store_true", help="only looks into checkpoints")
     parser.add_argument("--many", action="store_true", help="only pages of 10,000 runs")
+    parser.add_argument("--listed", type=int, default=control_plane_runs.RUNS, help="of these rows")
     parser.add_argument("--looked", type=int, default=1 << 31, help="bytes of their large leaf")
     parser.add_argument("--leaves", type=int, default=100_000, help="of their other steps")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
@@ -168,7 +169,7 @@ def _many(chosen: argparse.Namespace, folder: Path, peers: dict[str, Loads]) -> 
     """The rows of pages of many runs, sorted by a metric."""
     root = folder / "many"
     root.mkdir()
-    control_plane_runs.fill(str(root))
+    control_plane_runs.fill(str(root), chosen.listed)
     rows: list[Row] = []
     for kind in DATABASES:
         place = folder / f"many-{kind}"
@@ -177,7 +178,7 @@ def _many(chosen: argparse.Namespace, folder: Path, peers: dict[str, Loads]) -> 
             environment = stack.enter_context(_postgresql()) if kind == "PostgreSQL" else {}
             url, _, _ = stack.enter_context(servers.control_plane(str(root), place, environment, 0))
             httpx.get(f"{url}/v1/runs", params={"refresh": True}, timeout=600).raise_for_status()
-            asked = control_plane_runs.requests(url)
+            asked = control_plane_runs.requests(url, chosen.listed)
             load(url, asked, clients=2, turns=3)
             for clients in chosen.clients:
                 number = max(3, chosen.turns * chosen.clients[0] // clients)

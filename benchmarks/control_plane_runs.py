@@ -47,15 +47,15 @@ def _make(uri: StoreURI, number: int) -> None:
     )
 
 
-def requests(url: str) -> Callable[[int, int], bytes]:
-    """Return the request of a client and a turn."""
+def requests(url: str, runs: int = RUNS) -> Callable[[int, int], bytes]:
+    """Return the request of a client and a turn, to a server of so many runs."""
     query = {
         "order_by": 'best."eval/loss"',
         "columns": ", ".join((*(f'best."{name}"' for name in METRICS[:2]), "labels.lr")),
         "page_size": PAGE,
     }
     middle: dict[str, str] = {}
-    for _ in range(RUNS // PAGE // 2):
+    for _ in range(runs // PAGE // 2):
         answer = httpx.get(f"{url}/v1/runs", params=query | middle, timeout=60)
         middle = {"page_token": answer.json()["next_page_token"]}
     paths = [f"/v1/runs?{urlencode(query | more)}" for more in ({}, middle)]

@@ -124,7 +124,7 @@ def control_plane_rows(tmp_path_factory):
     output = tmp_path_factory.mktemp("control-plane") / "rows.json"
     options = ["--runs", "4", "--steps", "4", "--turns", "3", "--idle", "0.1", "--alone", "0.1"]
     options += ["--clients", *map(str, CLIENTS), "--without-mlflow", "--json", str(output)]
-    options += ["--looked", str(4 << 20), "--leaves", "50"]
+    options += ["--looked", str(4 << 20), "--leaves", "50", "--listed", "400"]
     forked = partial(servers.control_plane, start=planes.start)
     with patch.object(servers, "control_plane", forked):
         assert control_plane.main(options) == 0
