@@ -15,14 +15,14 @@ __all__ = ["programs"]  # the fixture
 MYPY = [
     r"def \(.*\) -> cairn\.state\S*\.EasyDeLState",
     r"cairn\.state\S*\.EasyDeLState",
-    r"cairn\.state\.checkpointing\.saves\.save_handle\.SaveHandle",
-    r"def \(.*\) -> cairn\.service\.client\.client\.Client",
+    r"cairn\.state\S*\.SaveHandle",
+    r"def \(.*\) -> cairn\.service\S*\.Client",
     r"int \| None",
-    r"typing\.AsyncGenerator\[cairn\.service\.schemas\.Run, None\]",
-    r"def \(.*\) -> cairn\.state\.checkpointing\.checkpointer\.Checkpointer",
+    r"typing\.AsyncGenerator\[cairn\.service\S*\.Run, None\]",
+    r"def \(.*\) -> cairn\.state\S*\.Checkpointer",
     r"def \(.*\) -> cairn\.state\S*\.RunSaver",
     r"def \(.*\) -> cairn\.state\S*\.TrainState",
-    r"def \(.*\) -> cairn\.storage\.reading\.reader\.CheckpointReader",
+    r"def \(.*\) -> cairn\.storage\S*\.CheckpointReader",
 ]
 
 
