@@ -52,7 +52,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(root, tmp_path_factory):
-    """With jobs, an artifact and an alias; what it raises is an answer, as under uvicorn."""
+    """With jobs, an artifact, an alias and a policy; what it raises is an answer, as under uvicorn."""
     data = tmp_path_factory.mktemp("data")
     app = create_app(Settings(root=str(root), data_dir=data, scan_seconds=0))
     with TestClient(app, BASE_URL, client=PEER, raise_server_exceptions=False) as http:
@@ -60,6 +60,18 @@ def served(root, tmp_path_factory):
         http.post(
             f"{RUN}/checkpoints/1:promote",
             json={"alias": "production"},
+            headers={"If-None-Match": "*"},
+        )
+        http.put(
+            "/v1/roots/default/policies/retention/weekly",
+            json={
+                "policy": {
+                    "kind": "retention",
+                    "name": "weekly",
+                    "cron": "0 4 * * 0",
+                    "keep_last": 3,
+                }
+            },
             headers={"If-None-Match": "*"},
         )
         yield http, {"artifact": made["result"]["artifact_id"], "operation": made["id"]}
@@ -137,6 +149,8 @@ REAL = {
     "webhook": "a" * 12,
     "delivery": "7",
     "leaf": "model/norm/scale",
+    "kind": "retention",
+    "policy": "weekly",
 }
 
 
