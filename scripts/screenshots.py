@@ -225,7 +225,7 @@ def pictures(export: str) -> list[Picture]:
             ("table.bars",),
         ),
         Picture("export", f"/artifacts/{export}", ("table",)),
-        Picture("operations", "/operations", (".operation progress", "table")),
+        Picture("operations", "/operations", ("#operations table",)),
     ]
 
 

@@ -271,7 +271,7 @@ class SimulatedJob:
             patch(exchange, "_answered", self._answered)
             patch(objects, "_open_stores", OfEach(self.process))
             patch(host_arrays, "_layout", cached(host_arrays._layout))
-            patch(targets, "_local_boxes", cached(targets._local_boxes))
+            patch(targets, "local_boxes", cached(targets.local_boxes))
             patch(paged_table, "_sha256", _once_of_memory(paged_table._sha256))
             patch(step_index, "hashlib", SimpleNamespace(sha256=_once_of_memory(hashlib.sha256)))
             patch(shared_leaves, "shared_boxes", self._once(shared_leaves.shared_boxes))

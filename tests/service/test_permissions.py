@@ -29,11 +29,12 @@ def test_every_route_asks_one_permission_and_before_all_else():
         assert [route.dependant.dependencies[0].call] == permissions(route), route.name
 
 
-def test_what_an_administrator_is_needed_for_is_of_one_run_or_takes_all_roots():
+def test_what_an_administrator_is_needed_for_is_of_a_run_or_a_policy_or_takes_all_roots():
     for route in ROUTES:
         (permission,) = permissions(route)
-        of_one_run = "{run}" in route.path
-        expected = permission.scope is Scope.ADMIN and not of_one_run
+        of_policy = "/policies" in route.path and "{root}" in route.path
+        in_one_root = "{run}" in route.path or of_policy
+        expected = permission.scope is Scope.ADMIN and not in_one_root
         assert permission.everywhere is expected, route.name
 
 

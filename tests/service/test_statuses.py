@@ -52,7 +52,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(root, tmp_path_factory):
-    """With jobs, an artifact, an alias and a policy; what it raises is an answer, as under uvicorn."""
+    """With jobs, an artifact, an alias and a policy; it answers errors, as under uvicorn."""
     data = tmp_path_factory.mktemp("data")
     app = create_app(Settings(root=str(root), data_dir=data, scan_seconds=0))
     with TestClient(app, BASE_URL, client=PEER, raise_server_exceptions=False) as http:

@@ -92,7 +92,7 @@ def test_policy_is_shown_and_then_applied(url, root):
     assert result(done)["kept"] == "4"
     assert listed(root, "pruned") == [2, 3, 7, 8]
     jobs = rows(cairn_here("operations", url=url))
-    assert [(row["kind"], row["state"], row["of"]) for row in jobs] == [
+    assert [(row["kind"], row["state"], row["run"]) for row in jobs] == [
         ("retention", "succeeded", "pruned")
     ]
     status, table = cairn_on_a_terminal("prune", "pruned", "--keep-within", "7d", url=url)

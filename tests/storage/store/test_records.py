@@ -19,6 +19,7 @@ from cairn.state.checkpointing.saves.process_records import _Columns, _StepRecor
 from cairn.storage.arrays.data_files import StoredFile
 from cairn.storage.arrays.orbax_tree import StoredForm
 from cairn.storage.arrays.paged_table import TableLocation
+from cairn.storage.runs.policies import PolicyRecord, policy_file
 from cairn.storage.runs.records.exports import ExportFile, ExportManifest, LeftFile, LeftTry
 from cairn.storage.runs.records.layout import alias_file
 from cairn.storage.runs.records.manifest import AssetRecord, LeafRecord, ObjectRecord
@@ -39,6 +40,14 @@ FILE = ObjectRecord(name="checksum", size=2, crc32c="0" * 8)
 RECORDS = [
     Alias(alias="production", step=3, attempt=1, at=AT, sequence=1, by="é", reason='"checksum":"'),
     Annotation(labels={"checksum": "sha256:" + "0" * 64}, metrics={"loss": 0.5, "other": 2.0}),
+    PolicyRecord(
+        kind="schedule",
+        name="nightly",
+        fields={"checksum": "sha256:" + "0" * 64, "cron": "0 3 * * *"},
+        at=AT,
+        sequence=2,
+        id="0" * 16,
+    ),
     ExportManifest(
         kind="convert",
         step=3,
@@ -157,7 +166,11 @@ def test_object_of_another_version_or_without_a_checksum_is_refused_by_name(reco
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
 def test_object_is_refused_in_the_place_of_another(record):
-    key = alias_file("production") if isinstance(record, Alias) else "a/1.json"
+    key = "a/1.json"
+    if isinstance(record, Alias):
+        key = alias_file("production")
+    elif isinstance(record, PolicyRecord):
+        key = policy_file("schedule", "nightly")
     place = RecordLocation("0" * 32, key)
     with pytest.raises(UnsupportedFormatError, match="without its place"):
         type(record).parse(record.to_bytes(), "p", place)
