@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -209,13 +210,20 @@ def deepseek_names(config: DecoderConfig) -> Names:
     return without_further_tokens(_OURS, config)
 
 
-def without_further_tokens(names: Names, config: DecoderConfig) -> Names:
+def without_further_tokens(names: Names, config: DecoderConfig, usual: int = 1) -> Names:
     """Return `names`, tolerating tensors of layers that predict further tokens.
 
     Those layers' numbers are `num_hidden_layers` and above.
+
+    Args:
+        names: names of the layers.
+        config: config of the model.
+        usual: number of those layers if the config does not say it.
     """
     last = config.num_hidden_layers
-    extra = int(config.hf_extra.get("num_nextn_predict_layers") or 1)
+    extra = int(config.hf_extra.get("num_nextn_predict_layers") or usual)
+    if not extra:
+        return names
+    start = re.escape(names.layer.partition("{layer}")[0])
     numbers = "|".join(map(str, range(last, last + extra)))
-    beyond = rf"model\.layers\.({numbers})\..*"
-    return dataclasses.replace(names, tolerated=(*names.tolerated, beyond))
+    return dataclasses.replace(names, tolerated=(*names.tolerated, rf"{start}({numbers})\..*"))

@@ -6,7 +6,7 @@ Source: llama.cpp, `src/models`: the tensors that each architecture creates, and
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ class Engine:
         window_bases: whether layers with a window may have a rotary base of their own.
         wide_heads: whether a head's size may differ from width / heads.
         scalings: rotary scalings stored as tensors that it loads.
+        problems: returns a line for each further option that it does not support.
     """
 
     options: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class Engine:
     window_bases: bool = False
     wide_heads: bool = False
     scalings: frozenset[str] = frozenset()
+    problems: Callable[[DecoderConfig], list[str]] = lambda config: []
 
 
 LLAMA_ENGINE = Engine(wide_heads=True, scalings=_BY_NUMBERS)
@@ -72,6 +74,7 @@ def loadable(engine: Engine, config: DecoderConfig, architecture: str) -> Decode
         for name, values in engine.options.items()
         if getattr(config, name) not in values
     ]
+    refused += engine.problems(config)
     if not engine.windows and _windows_matter(config):
         refused.append(
             f"sliding_window={config.sliding_window} below max_position_embeddings="

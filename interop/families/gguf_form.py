@@ -185,7 +185,7 @@ class GGUFForm:
             size = turning = metadata.get(_TURNING)
         if self.rope:
             rope = rope_from_gguf(metadata, content.read, content.shapes, where)
-            if turning != size:
+            if turning != size or self.part_turns:  # some families turn a part where no key says it
                 rope["partial_rotary_factor"] = _share(turning, size)
             data["rope_parameters"] = rope
         if refused:

@@ -18,10 +18,26 @@ from cairn.interop.families.deepseek import (
 )
 from cairn.interop.families.experts import DENSE_TAKEN_FOR_EXPERTS
 from cairn.interop.families.family import Family
+from cairn.interop.families.gguf_engine import Engine
+from cairn.interop.families.gguf_experts import (
+    EXPERT_GATING,
+    EXPERT_KEYS,
+    EXPERT_SIZES,
+    SIGMOID,
+    expert_problems,
+    read_gguf_experts,
+    write_gguf_experts,
+)
+from cairn.interop.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes
+from cairn.interop.families.gguf_names import gguf_names
 from cairn.interop.families.key_kinds import FLAG
 from cairn.interop.families.names import Names
 
 _NAMES = Names(layer_names=EXPERT_LAYERS, no_adapters=DENSE_TAKEN_FOR_EXPERTS)
+
+_GGUF_NAMES = gguf_names(layer_names={"post_attention_layernorm": "post_attention_norm"})
+_FURTHER = "nextn_predict_layers"
+"""Metadata key: the number of layers that predict further tokens; the file counts them as well."""
 
 
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,6 +54,14 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
         scale=float(data.get("routed_scaling_factor", 1.0)),
         first_dense=data.get("first_k_dense_replace", 1),
     ) | {"qk_norm": "head" if data.get("use_qk_norm") else None}
+
+
+def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
+    further = content.metadata.get(_FURTHER, 0)
+    return read_gguf_experts(content.metadata) | {
+        "num_hidden_layers": data["num_hidden_layers"] - further,
+        "num_nextn_predict_layers": further,
+    }
 
 
 FAMILY = Family(
@@ -64,4 +88,19 @@ FAMILY = Family(
         kinds={"use_qk_norm": FLAG},
     ),
     lambda config: without_further_tokens(_NAMES, config),
+    GGUFForm(
+        "glm4moe",
+        lambda config: without_further_tokens(_GGUF_NAMES, config, 0),
+        sizes={**gguf_sizes(), **EXPERT_SIZES},
+        flags={
+            "attention_bias": "blk.0.attn_q.bias",
+            "use_qk_norm": "blk.0.attn_q_norm.weight",
+        },
+        only={EXPERT_GATING: (SIGMOID,)},
+        also_read=EXPERT_KEYS | {_FURTHER},
+        read=_read_gguf,
+        write=lambda config, said: write_gguf_experts(config),
+        part_turns=True,
+        engine=Engine(wide_heads=True, problems=expert_problems),
+    ),
 )

@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "gemma3_text": "gemma3",
+    "glm4_moe": "glm4moe",
     "gpt_neox": "gptneox",
     "gpt_oss": "gpt-oss",
     "mistral": "llama",
@@ -258,6 +259,22 @@ def _glm4(config: Config) -> dict[str, Any]:
     return {**_usual(config), "rope.dimension_count": int(share * _head(config))}
 
 
+def _glm4_moe(config: Config) -> dict[str, Any]:
+    further = config["num_nextn_predict_layers"]
+    return {
+        **_glm4(config),
+        "block_count": config["num_hidden_layers"] + further,
+        "nextn_predict_layers": further,
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "expert_count": config["n_routed_experts"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_weights_scale": float(config["routed_scaling_factor"]),
+        "expert_weights_norm": config["norm_topk_prob"],
+        "expert_gating_func": 2,
+    }
+
+
 def _granite(config: Config) -> dict[str, Any]:
     return {
         **_llama(config),
@@ -331,6 +348,7 @@ _OWN_METADATA: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "glm4": _glm4,
+    "glm4_moe": _glm4_moe,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "gpt_oss": _gpt_oss,
@@ -408,14 +426,13 @@ def _changed(
         each = array.reshape(groups, -1, head, *array.shape[1:])
         cut = (each[:, :-2], each[:, -2], each[:, -1])
         array = np.concatenate([one.reshape(-1, *array.shape[1:]) for one in cut])
-    if model_type.startswith("deepseek"):
-        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
-        if "kv_b_proj" in name:
-            each = array.reshape(config["num_attention_heads"], -1, array.shape[1])
-            content = config["qk_nope_head_dim"]
-            yield name.replace("kv_b_proj", "k_b_proj"), each[:, :content].swapaxes(1, 2)
-            yield name.replace("kv_b_proj", "v_b_proj"), each[:, content:]
-            return
+    name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+    if model_type.startswith("deepseek") and "kv_b_proj" in name:
+        each = array.reshape(config["num_attention_heads"], -1, array.shape[1])
+        content = config["qk_nope_head_dim"]
+        yield name.replace("kv_b_proj", "k_b_proj"), each[:, :content].swapaxes(1, 2)
+        yield name.replace("kv_b_proj", "v_b_proj"), each[:, content:]
+        return
     if model_type == "gpt_oss":
         if name.endswith("sinks"):
             name += ".weight"

@@ -37,8 +37,6 @@ def known(model_type, name):
 
 FALCON = {"hidden_size": 48, "ffn_hidden_size": 192}
 V3 = known("deepseek_v3", "yarn")
-WITHOUT = ["glm4_moe"]
-"""Families whose files are not read."""
 
 GGUF_CONFIGS = {
     "cohere": {
@@ -63,6 +61,11 @@ GGUF_CONFIGS = {
     "gemma2": {"windows": {"sliding_window": 9, "query_pre_attn_scalar": 12, **TWO}},
     "gemma3_text": {"turns": {"sliding_window": 9, "query_pre_attn_scalar": 12}},
     "glm4": {"biases": TWO, "tied": known("glm4", "tied")},
+    "glm4_moe": {
+        "groups_biases": known("glm4_moe", "groups_biases"),
+        "normalised_heads": known("glm4_moe", "normalised_heads"),
+        "not_normalised": known("glm4_moe", "not_normalised"),
+    },
     "gpt2": {"tied": {**known("gpt2", "tied"), "n_layer": 2}},
     "gpt_neox": {
         "parallel": {**known("gpt_neox", "parallel"), **TWO},
@@ -147,9 +150,8 @@ def read(path):
     return DecoderForCausalLM.from_pretrained(path, auto_shard_model=False)
 
 
-def test_every_family_but_some_has_a_gguf_form_that_is_tested():
-    assert sorted([*GGUF_CONFIGS, *WITHOUT]) == registry.known_families()
-    assert [name for name in registry.known_families() if get_family(name).gguf is None] == WITHOUT
+def test_every_family_has_a_gguf_form_that_is_tested():
+    assert sorted(GGUF_CONFIGS) == registry.known_families()
     names = set(gguf.MODEL_ARCH_NAMES.values())
     assert all(get_family(name).gguf.architecture in names for name in GGUF_CONFIGS)
 
@@ -286,6 +288,8 @@ REFUSED = [
     ("deepseek_v3", {"attention.temperature_scale": 0.1}, r"attention\.temperature_scale"),
     ("deepseek_v3", {"rope.scaling.yarn_log_multiplier": None}, r"yarn_log_multiplier"),
     ("deepseek_v2", {"expert_weights_norm": True}, r"norm_topk_prob=True"),
+    ("glm4_moe", {"expert_gating_func": 1}, r"expert_gating_func=1 \(only 2"),
+    ("glm4_moe", {"nextn_predict_layers": 4}, r"num_hidden_layers"),
     ("gpt_oss", {"expert_gating_func": 1}, r"expert_gating_func=1 \(only 3"),
 ]
 
@@ -377,6 +381,29 @@ def test_queries_of_gemma_27b_are_scaled_as_its_layers_tell(folders, tmp_path):
         assert opened(path).config().attention_scale == 8**-0.5  # 32 wide, 4 heads
         path = write_gguf(tmp_path / f"{layers}-.gguf", folders(model_type), block_count=7)
         assert opened(path).config().attention_scale == 12**-0.5  # a head of 12
+
+
+def test_layers_that_predict_further_tokens_are_left_out(folders, tmp_path):
+    further = {f"blk.3.{name}.weight": np.ones(32, np.float32) for name in ("nextn.enorm", "x")}
+    path = write_gguf(tmp_path / "x.gguf", folders("glm4_moe"), tensors=further)
+    assert opened(path).metadata["glm4moe.block_count"] == 4
+    assert read(path).config.num_hidden_layers == 3
+    none = write_gguf(
+        tmp_path / "y.gguf",
+        folders("glm4_moe"),
+        tensors=further,
+        block_count=3,
+        nextn_predict_layers=0,
+    )
+    with pytest.raises(ConversionError, match=r"unexpected tensor: blk\.3\.nextn\.enorm"):
+        read(none)
+
+
+def test_whole_heads_turn_where_a_file_says_so(folders, tmp_path):
+    for model_type in ("glm4", "glm4_moe"):
+        whole = {"rope.dimension_count": 12}
+        path = write_gguf(tmp_path / f"{model_type}.gguf", folders(model_type), **whole)
+        assert opened(path).config().rope.rotary_fraction == 1.0
 
 
 def test_a_router_of_one_row_is_read_in_either_shape(folders, tmp_path):

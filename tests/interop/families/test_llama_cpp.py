@@ -206,6 +206,13 @@ DIFFERENCES = (
         "of a tied head the converter writes none, and llama.cpp does not load the file",
     ),
     Difference(
+        ("glm4_moe",),
+        "block_count",
+        "both",
+        "the converter counts layers that predict further tokens, which folders of ours lack",
+    ),
+    Difference(("glm4_moe",), "nextn_predict_layers", "theirs", "and says how many they are"),
+    Difference(
         ("gpt_oss",),
         r"rope\.scaling\.yarn_truncate",
         "ours",
