@@ -18,15 +18,25 @@ from cairn.interop.conversion.ops import Array, Op, Shape
 from cairn.interop.conversion.rules import Rule
 from cairn.interop.errors import ConfigError
 from cairn.interop.families.deepseek import TURNING_OPS
-from cairn.interop.families.gguf_engine import Engine
+from cairn.interop.families.gguf_engine import Engine, no_gguf_file
+from cairn.interop.families.gguf_experts import (
+    EXPERT_GATING,
+    EXPERT_KEYS,
+    EXPERT_SIZES,
+    SIGMOID,
+    SOFTMAX,
+    expert_problems,
+    read_gguf_experts,
+    write_gguf_experts,
+)
 from cairn.interop.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes
 from cairn.interop.families.gguf_names import gguf_names
 
 __all__ = ["deepseek_gguf"]
 
-_GATING = "expert_gating_func"
 _MSCALE = "rope.scaling.yarn_log_multiplier"
-_SIGMOID = 2
+_LATENT_NORM_EPSILON = 1e-6
+"""Of the norms of latents, in transformers; llama.cpp has one epsilon for all norms."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +113,10 @@ def _read(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
         # The key is a tenth of `mscale_all_dim`; `mscale` is the same in all published models.
         scale = round(float(said[_MSCALE]) * 10, 6)
         rope |= {"mscale": scale, "mscale_all_dim": scale}
-    return {
-        "norm_topk_prob": bool(said.get("expert_weights_norm", False)),
+    return read_gguf_experts(said) | {
         "q_lora_rank": said.get("attention.q_lora_rank"),
         "qk_nope_head_dim": data["qk_head_dim"] - data["qk_rope_head_dim"],
         "rope_parameters": rope,
-        "routed_scaling_factor": float(said.get("expert_weights_scale") or 1.0),
     }
 
 
@@ -116,6 +124,56 @@ def _read_v2(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
     grouped = data["n_group"] > 1
     method = "group_limited_greedy" if grouped else "greedy"
     return _read(content, data) | {"topk_method": method}
+
+
+def _latent(config: DecoderConfig) -> LatentAttentionConfig:
+    if config.latent is None:
+        raise no_gguf_file(config, "latent attention", "latent=None")
+    return config.latent
+
+
+def _write(config: DecoderConfig, said: Mapping[str, Any]) -> dict[str, Any]:
+    latent, rope = _latent(config), config.rope
+    # llama.cpp attends to the latents themselves, as if they were the keys and values of one head.
+    metadata = write_gguf_experts(config) | {
+        "attention.head_count_kv": 1,
+        "attention.key_length": latent.key_value_rank + latent.rotary_dim,
+        "attention.key_length_mla": latent.key_dim,
+        "attention.value_length": latent.key_value_rank,
+    }
+    if latent.query_rank is not None:
+        metadata["attention.q_lora_rank"] = latent.query_rank
+    if not metadata["expert_weights_norm"]:
+        del metadata["expert_weights_norm"]
+    if rope is not None and rope.mscale_all_dim is not None:
+        metadata[_MSCALE] = 0.1 * rope.mscale_all_dim
+    return metadata
+
+
+def _problems(config: DecoderConfig) -> list[str]:
+    latent, rope, layers = _latent(config), config.rope, config.num_hidden_layers
+    problems = expert_problems(config)
+    if not np.isclose(config.rms_norm_eps, _LATENT_NORM_EPSILON, rtol=1e-6, atol=0):
+        problems.append(
+            f"rms_norm_eps={config.rms_norm_eps:g} (only 1e-06, that of the latents' norms: all "
+            "norms have one)"
+        )
+    # llama.cpp takes models of these sizes for V2-Lite and the like, which have no such latents.
+    lite = layers in (26, 27) or (layers == 48 and config.vocab_size == 128256)
+    if lite != (latent.query_rank is None):
+        problems.append(
+            f"q_lora_rank={latent.query_rank} of {layers} layers (None only of 26 or 27 layers)"
+        )
+    if rope is not None and rope.scaling == "linear" and rope.factor != 1:
+        problems.append(f"linear scaling by {rope.factor:g} (attention is scaled as for YaRN)")
+    if rope is not None and rope.scaling == "yarn":
+        both = rope.mscale, rope.mscale_all_dim
+        if not rope.mscale_all_dim or both[0] != both[1]:
+            problems.append(
+                f"YaRN with mscale={both[0]}, mscale_all_dim={both[1]} (one number is taken for "
+                "both)"
+            )
+    return problems
 
 
 def deepseek_gguf(version: int) -> GGUFForm:
@@ -129,28 +187,25 @@ def deepseek_gguf(version: int) -> GGUFForm:
         _NAMES,
         sizes={
             **gguf_sizes(),
+            **EXPERT_SIZES,
             "attention.key_length_mla": "qk_head_dim",
             "attention.kv_lora_rank": "kv_lora_rank",
             "attention.value_length_mla": "v_head_dim",
-            "expert_count": "n_routed_experts",
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_group_count": "n_group",
-            "expert_group_used_count": "topk_group",
-            "expert_shared_count": "n_shared_experts",
-            "expert_used_count": "num_experts_per_tok",
-            "leading_dense_block_count": "first_k_dense_replace",
             "rope.dimension_count": "qk_rope_head_dim",
         },
-        also_read=frozenset(
-            {
-                *("attention.head_count_kv", "attention.key_length", "attention.q_lora_rank"),
-                *("attention.value_length", _GATING, "expert_weights_norm", _MSCALE),
-                "expert_weights_scale",
-            }
-        ),
+        also_read=EXPERT_KEYS
+        | {
+            *("attention.head_count_kv", "attention.key_length", "attention.q_lora_rank"),
+            *("attention.value_length", _MSCALE),
+        },
         read=_read if third else _read_v2,
+        write=_write,
         heads=None,
         head_dim=None,
-        fits=lambda content: (content.metadata.get(_GATING, 1) == _SIGMOID) == third,
-        engine=Engine(wide_heads=True),
+        fits=lambda content: (content.metadata.get(EXPERT_GATING, SOFTMAX) == SIGMOID) == third,
+        engine=Engine(
+            {"attention_bias": (False,), "mlp_bias": (False,)},
+            wide_heads=True,
+            problems=_problems,
+        ),
     )

@@ -36,7 +36,13 @@ def known(model_type, name):
 
 
 FALCON = {"hidden_size": 48, "ffn_hidden_size": 192}
-V3 = known("deepseek_v3", "yarn")
+LATENT_NORMS = {"rms_norm_eps": 1e-6}
+"""Of published models of DeepSeek: transformers has it in the norms of latents always."""
+V3 = {**known("deepseek_v3", "yarn"), **LATENT_NORMS}
+V3_YARN = V3["rope_parameters"]
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+ONE_GROUP = {"topk_method": "greedy", "n_group": 1, "topk_group": 1}
+V2 = {**known("deepseek_v2", "groups"), **LATENT_NORMS, **ONE_GROUP}
 
 GGUF_CONFIGS = {
     "cohere": {
@@ -48,10 +54,20 @@ GGUF_CONFIGS = {
         "layer_norm": {**TWO, "layer_norm_eps": 1e-3},
     },
     "deepseek_v2": {
-        "groups": known("deepseek_v2", "groups"),
-        "whole_queries": {**known("deepseek_v2", "whole_queries"), "n_group": 1, "topk_group": 1},
+        "groups": {**known("deepseek_v2", "groups"), **LATENT_NORMS},
+        "one_group": V2,
+        "lite": {
+            **V2,
+            "q_lora_rank": None,
+            "num_hidden_layers": 27,
+            "rope_parameters": {**V3_YARN, **MSCALES},
+        },
     },
-    "deepseek_v3": {"yarn": {**V3, "rope_parameters": {**V3["rope_parameters"], **MSCALES}}},
+    "deepseek_v3": {
+        "one_mscale": {**V3, "rope_parameters": {**V3_YARN, **MSCALES}},
+        "published": {**V3, "rope_parameters": {**V3_YARN, "mscale_all_dim": 1.0}},
+        "one_group": {**V3, "rope_parameters": PLAIN_ROPE, "n_group": 1, "topk_group": 1},
+    },
     "falcon": {
         "newer": {**known("falcon", "newer"), **FALCON, **TWO},
         "one_key": {**known("falcon", "one_key"), **FALCON},

@@ -26,15 +26,14 @@ from cairn.state.paths import named_leaves
 from examples.demo.weights import carried_tokenizer, smollm2_gguf
 from tests.examples.layers import first_layers
 from tests.interop.families.matrix import WHOLE, assert_close, padded
-from tests.interop.families.test_gguf import GGUF_CONFIGS, converted, saved
+from tests.interop.families.test_gguf import GGUF_CONFIGS, ONE_GROUP, V3_YARN, converted, saved
 from tests.interop.seams import GGUF_FILE, gguf_shard
 from tests.state.forward import logits_of
 from tests.state.gguf_files import opened
 from tests.state.hf_models import LLAMA3_ROPE, torch_logits
 
-REFUSED = ("deepseek_v2", "deepseek_v3")
-"""What their files say of latent attention and groups of experts is read, and not written."""
 LOADABLE = {
+    "deepseek_v2": ONE_GROUP,
     "falcon": {"bias": False},
     "mistral": {"sliding_window": 64},
     "mixtral": {"sliding_window": None},
@@ -59,7 +58,6 @@ OTHERWISE = ("falcon", "gpt_oss", "mistral")
 
 What the converter's files are read as is compared in `test_gguf.py`, in `make families` logits too.
 """
-WRITTEN = [name for name in GGUF_CONFIGS if name not in REFUSED]
 
 
 def loadable(model_type):
@@ -103,7 +101,7 @@ def llama(tmp_path_factory):
     return theirs, read(folder)
 
 
-@pytest.mark.parametrize("model_type", WRITTEN)
+@pytest.mark.parametrize("model_type", GGUF_CONFIGS)
 def test_what_is_written_is_read_again_as_the_same_model(model_type, tmp_path):
     theirs, folder = saved(tmp_path / "theirs", model_type, **loadable(model_type))
     model = read(folder)
@@ -128,14 +126,6 @@ def test_what_is_written_is_read_again_as_the_same_model(model_type, tmp_path):
         assert_close(found, torch_logits(theirs, ids, mask), mask)
 
 
-@pytest.mark.parametrize("model_type", REFUSED)
-def test_a_family_whose_file_can_not_be_written_is_refused(model_type, tmp_path):
-    options = next(iter(GGUF_CONFIGS[model_type].values()))
-    _, folder = saved(tmp_path, model_type, **options)
-    with pytest.raises(ConfigError, match=r"attention\.key_length_mla"):
-        write(tmp_path, read(folder))
-
-
 def test_a_family_without_such_files_is_refused(llama, tmp_path, monkeypatch):
     without = dataclasses.replace(get_family("llama"), gguf=None)
     monkeypatch.setattr(registry, "family", lambda model_type: without)
@@ -147,6 +137,7 @@ LLAMA3 = {**LLAMA3_ROPE, "original_max_position_embeddings": 8192}
 YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
 UNCUT = {"head_dim": 64, "rope_parameters": {**YARN, "rope_theta": 150000.0, "truncate": False}}
 """Of the published models."""
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 BOUNDS = {"rope_scaling": {**YARN, "beta_fast": 4.0, "beta_slow": 0.5}}
 
 OWN_BASES = {
@@ -177,6 +168,12 @@ OWN_BASES = {
         ("gemma", {"rope_scaling": LLAMA3}, r"of the kind 'llama3' \(there is no tensor"),
         ("gpt_oss", UNCUT, r"YaRN with .*, truncate=False \(32, 1 and True are taken always"),
         ("llama", BOUNDS, r"YaRN with beta_fast=4\.0, beta_slow=0\.5, truncate=True \(32, 1"),
+        ("deepseek_v2", GGUF_CONFIGS["deepseek_v2"]["groups"], r"4 groups of experts, chosen by"),
+        ("deepseek_v2", {"q_lora_rank": None}, r"q_lora_rank=None of 1 layers \(None only"),
+        ("deepseek_v3", {"rms_norm_eps": 0.1}, r"rms_norm_eps=0\.1 \(only 1e-06"),
+        ("deepseek_v3", {"attention_bias": True}, r"attention_bias=True \(only False\)"),
+        ("deepseek_v3", {"rope_parameters": V3_YARN}, r"mscale=1\.0, mscale_all_dim=0\.7 \(one"),
+        ("deepseek_v3", {"rope_parameters": LINEAR}, r"linear scaling by 4 \(attention"),
         ("glm4_moe", {"topk_group": 4}, r"4 of 4 groups of 8 experts \(as many groups"),
         ("smollm3", {"no_rope_layers": [0]}, r"a GGUF file can say; found layers_without_rope"),
     ],
@@ -186,6 +183,15 @@ def test_what_llama_cpp_has_nothing_for_is_named(model_type, options, why, tmp_p
     _, folder = saved(tmp_path, model_type, **options)
     with pytest.raises(ConfigError, match=why):
         write(tmp_path, read(folder))
+
+
+def test_experts_without_a_shared_one_are_not_written_for_llama_cpp(tmp_path):
+    _, folder = saved(tmp_path, "glm4_moe", **loadable("glm4_moe"))
+    model = read(folder)
+    experts = dataclasses.replace(model.config.experts, shared_size=None)
+    alone = DecoderForCausalLM(model.config.replace(experts=experts), rngs=nnx.Rngs(0))
+    with pytest.raises(ConfigError, match=r"no shared expert \(it is computed always"):
+        write(tmp_path, alone)
 
 
 def test_yarn_that_cuts_its_bounds_is_read_again_as_such(tmp_path):

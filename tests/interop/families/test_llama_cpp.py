@@ -31,7 +31,7 @@ from tests.interop.families.llama_cpp_engine import (
     logits_of_file,
 )
 from tests.interop.families.matrix import LENGTH, SIZES, VOCABULARY
-from tests.interop.families.test_gguf import GGUF_CONFIGS, saved, sizes_of
+from tests.interop.families.test_gguf import GGUF_CONFIGS, V3_YARN, saved, sizes_of
 from tests.interop.families.test_gguf_export import UNCUT, loadable, write
 from tests.interop.families.test_known import checked_rows
 from tests.state.hf_models import tokens, torch_logits
@@ -120,6 +120,10 @@ def cells_of(model_type):
         asked = {key: value for key, value in asked.items() if key in has}
         for window in (9, 64, None):
             cells[f"sliding_window={window}"] = {**base, **asked, "sliding_window": window}
+    if model_type.startswith("deepseek"):
+        cells["two mscales"] = {**base, "rope_parameters": V3_YARN}
+        cells["q_lora_rank=None"] = {**base, "q_lora_rank": None}
+        cells["rms_norm_eps=0.1"] = {**base, "rms_norm_eps": 0.1}
     if has.get("rope_parameters") is None:
         return cells
     turning = turning_of(model_type, base)
@@ -333,6 +337,8 @@ def as_published(folder, model_type):
     config = json.loads(path.read_text())
     if model_type == "gpt2":
         config["n_ctx"] = config["n_positions"]
+    if model_type.startswith("deepseek"):
+        config["scoring_func"] = "sigmoid" if model_type == "deepseek_v3" else "softmax"
     if model_type in ("cohere2", "gpt_neox"):
         config["rotary_pct"] = config["rope_parameters"].get("partial_rotary_factor", 1.0)
     path.write_text(json.dumps(config))
