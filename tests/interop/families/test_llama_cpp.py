@@ -457,6 +457,7 @@ def test_a_random_model_is_written_as_it_is_or_refused(converter, tmp_path):
         try:
             theirs, saved_at = saved(folder, model_type, **options)
             rounded = torch_logits(with_its_gelu(theirs), ids, np.ones_like(ids))[0]
+            theirs.set_experts_implementation("eager")  # no other computes in float64
             expected = torch_logits(theirs.double(), ids, np.ones_like(ids))[0]
             model = DecoderForCausalLM.from_pretrained(saved_at, auto_shard_model=False)
         except Exception:  # of many types: transformers', torch's, and our refusals
