@@ -53,7 +53,7 @@ from cairn.storage.store.uri import StoreURI, check_segment
 KIND: Final = "convert"
 # Part of every artifact's identity. Raise it when the same checkpoint and options give other bytes,
 # so that old artifacts are not taken for new ones.
-RULE_VERSION: Final = 4
+RULE_VERSION: Final = 5
 NO_TOKENIZER: Final = (
     "none: the step was saved without tokenizer files, which an endpoint such as transformers "
     "serve needs. from_pretrained(FOLDER) brings those of the folder along, "
