@@ -291,7 +291,8 @@ def _mlflow_requests(url: str, models: int, versions: int) -> dict[str, Any]:
 def _loads(url: str, requests: dict[str, Any], chosen: argparse.Namespace) -> Loads:
     found = {}
     for row in requests:
-        load(url, requests[row], clients=2, turns=3)  # what a first request makes is made
+        # Each of a server's processes makes something with its first requests.
+        load(url, requests[row], clients=chosen.clients[0], turns=10)
         turns = min(chosen.turns, TURNS.get(row, chosen.turns))
         for clients in chosen.clients:
             number = max(3, turns * chosen.clients[0] // clients)

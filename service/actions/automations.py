@@ -68,10 +68,12 @@ def forget_removed(plane: ControlPlane) -> None:
         StoreUnavailableError: A store does not answer.
     """
     roots = dict(plane.roots.items())
-    found = [plane.policies.get(root, uri) for root, uri in roots.items()]
-    if any(problem.kind in ("automation", "") for one in found for problem in one.problems):
+    by_root = [plane.policies.get(root, uri) for root, uri in roots.items()]
+    if any(
+        problem.kind in ("automation", "") for policies in by_root for problem in policies.problems
+    ):
         return
-    names = {stored.key for one in found for stored in one.policies}
+    names = {stored.key for policies in by_root for stored in policies.policies}
     forget(plane.catalog, roots, names, utc_now() - _FORGET_AFTER)
 
 

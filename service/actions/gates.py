@@ -164,10 +164,11 @@ def blocked_aliases(plane: ControlPlane, root: str, run: str, step: int) -> dict
     stored_run = plane.run(root, run)
     info = stored_run.step(step)
     blocked: dict[str, list[str]] = {}
-    for one in [GateSet([gate]) for gate in gates.gates] + [GateSet([], gates.unreadable)]:
-        alias = one.gates[0].alias if one.gates else "*"
+    apart = [GateSet([gate]) for gate in gates.gates]
+    for gate_set in [*apart, GateSet([], gates.unreadable)]:
+        alias = gate_set.gates[0].alias if gate_set.gates else "*"
         candidate = Candidate(root, stored_run, info, alias, by="", reason="")
-        details = [refusal["detail"] for refusal in refusals_of(one, candidate)]
+        details = [refusal["detail"] for refusal in refusals_of(gate_set, candidate)]
         if details:
             blocked.setdefault(alias, []).extend(details)
     return blocked

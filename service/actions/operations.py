@@ -18,7 +18,9 @@ from cairn.storage.errors import StoreUnavailableError
 logger = logging.getLogger(__name__)
 
 UNFINISHED: Final = AnyOf(
-    tuple(Comparison(Path("state"), "=", one.value) for one in OperationState if not one.final)
+    tuple(
+        Comparison(Path("state"), "=", state.value) for state in OperationState if not state.final
+    )
 )
 """Condition that an operation has not ended."""
 

@@ -163,12 +163,12 @@ def list_policies(
     for root, uri in visible.items():
         try:
             with deadline_after(READ_SECONDS):
-                found = plane.policies.get(root, uri, max_age=max_age)
+                stored = plane.policies.get(root, uri, max_age=max_age)
         except StorageError as exc:
             problems.append(PolicyProblem(root=root, kind="", name="", detail=str(exc)))
             continue
-        problems += found.problems
-        listed += [_state(plane, caller, one.policy, one, rows) for one in found.policies]
+        problems += stored.problems
+        listed += [_state(plane, caller, entry.policy, entry, rows) for entry in stored.policies]
     return PolicyList(
         policies=sorted(
             (state for state in listed if kind in (None, state.kind)),

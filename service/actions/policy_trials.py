@@ -100,12 +100,12 @@ def _deleted(
             continue
         count += plan.delete_count
         nbytes += plan.delete_bytes
-        deleted = (one for one in plan.decisions if not one.keep)
+        deleted = (step for step in plan.decisions if not step.keep)
         effects += [
             PolicyEffect(
-                run=name, step=one.step, alias=None, detail=f"delete, {size_text(one.bytes)}"
+                run=name, step=step.step, alias=None, detail=f"delete, {size_text(step.bytes)}"
             )
-            for one in islice(deleted, max(0, MAX_EFFECTS + 1 - len(effects)))
+            for step in islice(deleted, max(0, MAX_EFFECTS + 1 - len(effects)))
         ]
     return effects, count, nbytes
 

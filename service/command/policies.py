@@ -176,7 +176,7 @@ def try_policy(
         print(f"next: {moment:%Y-%m-%d %H:%M} UTC")
     if trial.effects:
         titles = ("run", "step", "alias", "effect")
-        rows = ((one.run, one.step, one.alias, one.detail) for one in trial.effects)
+        rows = ((effect.run, effect.step, effect.alias, effect.detail) for effect in trial.effects)
         print_table(console, titles, rows)
     if not trial.whole:
         errors.print("There is more than is listed here.")

@@ -104,7 +104,7 @@ def operation_filter(kind: str, state: str, run: str, started_by: str, since: st
     """Translate the search form's fields into a filter of the API."""
     kinds = next((kinds for name, _, kinds in KINDS if name == kind), ())
     parts = [
-        f"({' OR '.join(f'kind = {one.value}' for one in kinds)})" if kinds else "",
+        f"({' OR '.join(f'kind = {each.value}' for each in kinds)})" if kinds else "",
         f"state = {state}" if state in list(OperationState) else "",
         f"run:{quote(run.strip())}" if run.strip() else "",
         f"caller:{quote(started_by.strip())}" if started_by.strip() else "",
