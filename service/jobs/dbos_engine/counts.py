@@ -5,9 +5,9 @@ They are read from the table `workflow_status`, one of the system tables that DB
 
 from collections import Counter
 
-from sqlalchemy import bindparam, column, create_engine, func, select, table
+from sqlalchemy import bindparam, column, func, select, table
 
-from cairn.service.jobs.dbos_engine.database import WalConnection, is_sqlite
+from cairn.service.jobs.dbos_engine.database import autocommit_engine, is_sqlite
 from cairn.service.jobs.records import kind_of, state_of
 from cairn.service.schemas import OperationState
 
@@ -23,22 +23,16 @@ class JobCounts:
     """
 
     def __init__(self, url: str) -> None:
-        sqlite = is_sqlite(url)
-        options: dict[str, object] = (
-            {"factory": WalConnection} if sqlite else {"connect_timeout": CONNECT_SECONDS}
-        )
         # Each call is one statement, a few times a second, so there is no transaction and no ping
         # before it. The price: the first call after the connection was cut fails.
-        self._engine = create_engine(
-            url,
-            connect_args=options,
-            pool_size=1,
-            isolation_level="AUTOCOMMIT",
-            pool_reset_on_return=None,
-            hide_parameters=True,
+        self._engine = autocommit_engine(
+            url, connect_seconds=CONNECT_SECONDS, pool_reset_on_return=None
         )
         self._table = table(
-            "workflow_status", column("name"), column("status"), schema=None if sqlite else "dbos"
+            "workflow_status",
+            column("name"),
+            column("status"),
+            schema=None if is_sqlite(url) else "dbos",
         )
         # Built once, since this query runs several times a second.
         self._waits = (

@@ -6,7 +6,17 @@ from contextlib import closing
 from typing import Any, Final
 
 from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer
-from sqlalchemy import BigInteger, Column, MetaData, Table, create_engine, inspect, make_url, select
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Engine,
+    MetaData,
+    Table,
+    create_engine,
+    inspect,
+    make_url,
+    select,
+)
 from sqlalchemy.exc import DBAPIError
 
 from cairn.service.catalog.engine import use_wal
@@ -55,6 +65,27 @@ class WalConnection(sqlite3.Connection):
 def is_sqlite(url: str) -> bool:
     """Return whether a database is a SQLite file."""
     return make_url(url).get_backend_name() == "sqlite"
+
+
+def autocommit_engine(url: str, *, connect_seconds: int, **options: Any) -> Engine:
+    """Return an engine for reading DBOS's tables by single statements.
+
+    Args:
+        url: URL of DBOS's database.
+        connect_seconds: Time limit for connecting to PostgreSQL.
+        options: More options of `create_engine`.
+    """
+    connect: dict[str, Any] = {"connect_timeout": connect_seconds}
+    if is_sqlite(url):
+        connect = {"factory": WalConnection}
+    return create_engine(
+        url,
+        connect_args=connect,
+        pool_size=1,
+        isolation_level="AUTOCOMMIT",
+        hide_parameters=True,
+        **options,
+    )
 
 
 def engine_options(url: str) -> dict[str, Any]:

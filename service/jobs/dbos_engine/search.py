@@ -20,7 +20,6 @@ from sqlalchemy import (
     case,
     cast,
     column,
-    create_engine,
     func,
     select,
     table,
@@ -34,7 +33,7 @@ from cairn.service.filters.search import Search
 from cairn.service.jobs.dbos_engine.database import (
     CONNECT_SECONDS,
     PROGRESS_EVENT,
-    WalConnection,
+    autocommit_engine,
     is_sqlite,
 )
 from cairn.service.jobs.records import PART, STATES, WORKFLOW_PREFIX, moment, workflow_name
@@ -68,16 +67,8 @@ class JobSearch:
 
     def __init__(self, url: str) -> None:
         sqlite = is_sqlite(url)
-        options: dict[str, object] = (
-            {"factory": WalConnection} if sqlite else {"connect_timeout": CONNECT_SECONDS}
-        )
-        self._engine = create_engine(
-            url,
-            connect_args=options,
-            pool_size=1,
-            pool_pre_ping=not sqlite,
-            isolation_level="AUTOCOMMIT",
-            hide_parameters=True,
+        self._engine = autocommit_engine(
+            url, connect_seconds=CONNECT_SECONDS, pool_pre_ping=not sqlite
         )
         schema = None if sqlite else "dbos"
         self._jobs = table(
